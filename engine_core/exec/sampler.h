@@ -1,0 +1,37 @@
+/*
+ * sampler.h: logits to a token. A pure function of (logits row, parameters, the request's tokens,
+ * output position): Philox with key (seed, choice) and counter = output position, so that a token
+ * does not depend on its neighbours.
+ *
+ * Order: penalties, temperature, top-k, top-p, min-p, then the draw by inverting the cumulative
+ * distribution in token-id order. temperature 0 is argmax with the lowest id among equals.
+ * Logprobs are raw by default: log-softmax of the logits as the model gave them (vLLM's
+ * "raw_logprobs"); `processed` gives those after the steps above.
+ */
+#ifndef LK_ENGINE_CORE_EXEC_SAMPLER_H
+#define LK_ENGINE_CORE_EXEC_SAMPLER_H
+
+#include "engine_core/request.h"
+
+typedef struct sampler sampler_t;
+
+sampler_t *sampler_new(uint32_t vocab_size, bool processed_logprobs);
+void sampler_destroy(sampler_t **self_p);
+
+typedef struct {
+    uint32_t token;
+    float logprob;
+    uint32_t rank; /* 1 + number of tokens strictly more likely */
+    uint32_t n_top;
+    uint32_t top_ids[SAMPLING_MAX_LOGPROBS];
+    float top_logprobs[SAMPLING_MAX_LOGPROBS];
+} sample_t;
+
+/* logits: [vocab_size], not changed. logprobs are filled when r->sampling.logprobs >= 0.
+ * LK_ERR_INTERNAL when the row holds a NaN or nothing is left to choose from. */
+LK_MUST_USE lk_status_t sampler_sample(sampler_t *self, const request_t *r, const float *logits,
+                                       sample_t *out, lk_error_t *err);
+/* log-softmax of one entry, and its rank; for prompt logprobs. */
+void sampler_logprob(sampler_t *self, const float *logits, uint32_t token, float *logprob, uint32_t *rank);
+
+#endif

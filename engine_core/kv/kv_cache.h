@@ -1,0 +1,45 @@
+/*
+ * kv_cache.h: the bookkeeping of paged KV memory: block reference counts, the free list (least
+ * recently used first), and the prefix cache. Physical memory belongs to the executor.
+ *
+ * A full block enters the prefix cache only if all it holds and all before it is of one epoch. Its
+ * key is a hash chain over (parent key, its tokens, epoch, salt), so KV of other weights never
+ * matches. A cached block with no user stays in the free list until it is evicted.
+ */
+#ifndef LK_ENGINE_CORE_KV_KV_CACHE_H
+#define LK_ENGINE_CORE_KV_KV_CACHE_H
+
+#include "engine_core/request.h"
+
+typedef struct kv_cache kv_cache_t;
+
+kv_cache_t *kv_cache_new(uint32_t num_blocks, uint32_t block_size, bool enable_prefix_caching);
+void kv_cache_destroy(kv_cache_t **self_p);
+
+/* Longest cached prefix of r's tokens under `epoch` (whole blocks; at least one token is always left
+ * to compute). Takes references and fills r->blocks, n_blocks, n_computed, kv_spans. r has no blocks. */
+void kv_cache_match(kv_cache_t *self, request_t *r, uint64_t epoch);
+/* How many tokens kv_cache_match would find, without taking them. */
+uint32_t kv_cache_peek(const kv_cache_t *self, const request_t *r, uint64_t epoch);
+/* Extends r's block table to hold `n_positions`. False, and nothing changed, when blocks are short. */
+bool kv_cache_grow(kv_cache_t *self, request_t *r, uint32_t n_positions);
+/* Positions [start, end) of r were computed under epoch: records spans, enters full blocks. */
+void kv_cache_computed(kv_cache_t *self, request_t *r, uint32_t start, uint32_t end, uint64_t epoch);
+/* Gives all of r's blocks back; n_computed = 0. */
+void kv_cache_release(kv_cache_t *self, request_t *r);
+/* Forgets every cached prefix. True if no block was held by a request. */
+bool kv_cache_reset_prefixes(kv_cache_t *self);
+
+uint32_t kv_cache_num_blocks(const kv_cache_t *self);
+/* Blocks held by requests. */
+uint32_t kv_cache_used(const kv_cache_t *self);
+uint32_t kv_cache_available(const kv_cache_t *self);
+typedef struct {
+    uint64_t queries, hits; /* tokens */
+    uint64_t evictions;
+} kv_cache_stats_t;
+void kv_cache_stats(const kv_cache_t *self, kv_cache_stats_t *out);
+/* CHECKs every invariant: refcounts, free list, keys. For tests and the simulator. */
+void kv_cache_verify(const kv_cache_t *self, request_t *const *requests, size_t n);
+
+#endif

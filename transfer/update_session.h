@@ -1,0 +1,75 @@
+/*
+ * update_session.h: the state machine of one rank's weight-update session, over any transfer
+ * engine and any sink. It is purely local: that a call is executed by all ranks or by none, at one
+ * point of the collective sequence, is the group's business (engine_core/dp). The replicated gates
+ * (session open, dirty) live there too; this object knows what this rank did.
+ *
+ * States:  UNCONFIGURED -> (init) -> INITIALISING -> READY <-> OPEN (start..finish) <-> RECEIVING
+ * A failure in INITIALISING goes to UNCONFIGURED; one in RECEIVING to READY with `touched` set if
+ * any byte reached the sink.
+ */
+#ifndef LK_TRANSFER_UPDATE_SESSION_H
+#define LK_TRANSFER_UPDATE_SESSION_H
+
+#include "transfer/weight_transfer_engine.h"
+
+typedef struct update_session update_session_t;
+
+/* verb, wire value, route/name */
+#define UPDATE_VERB_TABLE(X)                                                                       \
+    X(INIT, 1, "init_weight_transfer_engine")                                                      \
+    X(START, 2, "start_weight_update")                                                             \
+    X(UPDATE, 3, "update_weights")                                                                 \
+    X(FINISH, 4, "finish_weight_update")                                                           \
+    X(ABORT, 5, "abort_weight_update")                                                             \
+    X(SET_VERSION, 6, "update_weight_version")
+
+typedef enum {
+#define X(name, value, text) UPDATE_VERB_##name = value,
+    UPDATE_VERB_TABLE(X)
+#undef X
+} update_verb_t;
+
+const char *update_verb_name(update_verb_t verb);
+
+#define UPDATE_STATE_TABLE(X) X(UNCONFIGURED) X(INITIALISING) X(READY) X(OPEN) X(RECEIVING)
+typedef enum {
+#define X(name) UPDATE_STATE_##name,
+    UPDATE_STATE_TABLE(X)
+#undef X
+} update_state_t;
+const char *update_state_name(update_state_t state);
+
+/* ops NULL: no --weight-transfer-config; every call but SET_VERSION is then refused with
+ * "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer.".
+ * sink is copied; what its ctx points to outlives the session. */
+update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *ctx,
+                                     const weight_sink_t *sink);
+void update_session_destroy(update_session_t **self_p);
+
+/* Complete validation of a call's JSON (`spec` is the request body: {"init_info": ...} or
+ * {"update_info": ...} or {"weight_version": ...}), without looking at the session's state and
+ * without changing anything: this is the `ok` that the rank votes before the collective. */
+LK_MUST_USE lk_status_t update_session_check(const update_session_t *self, update_verb_t verb,
+                                             const char *spec, size_t spec_len, lk_error_t *err);
+
+/* Enters a call (all ranks agreed). START, FINISH, ABORT and SET_VERSION end at once; INIT and
+ * UPDATE go on in test. LK_ERR_STATE with the reference's text when the order is wrong. */
+LK_MUST_USE lk_status_t update_session_post(update_session_t *self, update_verb_t verb,
+                                            const char *spec, size_t spec_len, lk_error_t *err);
+LK_MUST_USE lk_status_t update_session_test(update_session_t *self, lk_error_t *err);
+/* Ends a posted call; test then returns LK_ERR_CANCELED with `why`. Idempotent. */
+void update_session_cancel(update_session_t *self, const char *why);
+
+/* The group's verdict on the last call, after its outcome round. For a FINISH that committed: calls
+ * sink.commit. For a failed INIT/UPDATE on any rank: drops back to what all ranks share. */
+LK_MUST_USE lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, bool ok,
+                                               lk_error_t *err);
+
+update_state_t update_session_state(const update_session_t *self);
+/* Bytes of the open session (or of a failed one) reached the sink. Cleared by a committed finish. */
+bool update_session_touched(const update_session_t *self);
+void update_session_progress(const update_session_t *self, wte_progress_t *out);
+size_t update_session_pollfds(const update_session_t *self, struct pollfd *fds, size_t room);
+
+#endif
