@@ -1,4 +1,6 @@
 #include "base/buf.h"
+#include "base/check.h"
+#include "base/config.h"
 #include "base/hash.h"
 #include "base/prng.h"
 #include "base/status.h"
@@ -93,6 +95,44 @@ START_TEST(secrets_compare_whole)
 }
 END_TEST
 
+START_TEST(flags_are_parsed_and_refused_by_name)
+{
+    lk_config_t c;
+    lk_error_t err = LK_ERROR_INIT;
+    const char *good[] = {"lockstep", "/m", "--port=9", "--no-enable-prefix-caching",
+                          "--data-parallel-size", "4", "--tensor-parallel-size", "1",
+                          "--enforce-eager", "--max-logprobs", "-1"};
+    ck_ok(config_parse(LK_ARRAY_LEN(good), (char *const *)good, &c, &err));
+    ck_assert_str_eq(c.model, "/m");
+    ck_assert_uint_eq(c.port, 9);
+    ck_assert_uint_eq(c.data_parallel_size, 4);
+    ck_assert(!c.enable_prefix_caching);
+    ck_assert_int_eq(c.max_logprobs, -1);
+    ck_assert_uint_eq(c.dp_sync_interval, 32);
+
+    static const struct {
+        const char *argv[3], *text;
+    } bad[] = {
+        {{"--nonsense"}, "unknown flag --nonsense"},
+        {{"--port"}, "--port needs a value"},
+        {{"--port", "x"}, "--port takes a number"},
+        {{"--port", "-1"}, "--port takes a number"},
+        {{"--port", "70000"}, "from 0 to 65535"},
+        {{"--device", "tpu"}, "--device must be one of"},
+        {{"--tensor-parallel-size", "2"}, "--tensor-parallel-size 2 is not supported"},
+        {{"--insecure=1"}, "takes no value"},
+        {{"--heartbeat-timeout", "nan"}, "--heartbeat-timeout must be from"},
+        {{"a", "b"}, "unexpected argument 'b'"},
+    };
+    for (size_t i = 0; i < LK_ARRAY_LEN(bad); i++) {
+        const char *argv[4] = {"lockstep", bad[i].argv[0], bad[i].argv[1], bad[i].argv[2]};
+        int argc = argv[2] == NULL ? 2 : 3;
+        ck_assert_int_lt(config_parse(argc, (char *const *)argv, &c, &err), 0);
+        ck_assert_msg(strstr(err.text, bad[i].text) != NULL, "'%s' has no '%s'", err.text, bad[i].text);
+    }
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("base");
@@ -104,6 +144,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, philox_known_answers);
     tcase_add_test(tc, prng_is_a_function_of_its_seed);
     tcase_add_test(tc, secrets_compare_whole);
+    tcase_add_test(tc, flags_are_parsed_and_refused_by_name);
     suite_add_tcase(s, tc);
     return s;
 }
