@@ -23,17 +23,41 @@ typedef struct {
 } row_t;
 
 #define AT(field) offsetof(lk_config_t, field)
-#define FLAG_STR(field, flag, def, choices_, help_)                                                \
-    {.kind = KIND_STR, .flag = flag, .offset = AT(field), .text = def, .choices = choices_, .help = help_},
+#define FLAG_STR(field, flag_, def, choices_, help_)                                               \
+    {.kind = KIND_STR,                                                                             \
+     .flag = flag_,                                                                                \
+     .offset = AT(field),                                                                          \
+     .text = def,                                                                                  \
+     .choices = choices_,                                                                          \
+     .help = help_},
 #define FLAG_U64(field, flag_, def, min, max, help_)                                               \
-    {.kind = KIND_U64, .flag = flag_, .offset = AT(field), .u_def = def, .u_min = min, .u_max = max, .help = help_},
+    {.kind = KIND_U64,                                                                             \
+     .flag = flag_,                                                                                \
+     .offset = AT(field),                                                                          \
+     .u_def = def,                                                                                 \
+     .u_min = min,                                                                                 \
+     .u_max = max,                                                                                 \
+     .help = help_},
 #define FLAG_I64(field, flag_, def, min, max, help_)                                               \
-    {.kind = KIND_I64, .flag = flag_, .offset = AT(field), .i_def = def, .i_min = min, .i_max = max, .help = help_},
+    {.kind = KIND_I64,                                                                             \
+     .flag = flag_,                                                                                \
+     .offset = AT(field),                                                                          \
+     .i_def = def,                                                                                 \
+     .i_min = min,                                                                                 \
+     .i_max = max,                                                                                 \
+     .help = help_},
 #define FLAG_F64(field, flag_, def, min, max, help_)                                               \
-    {.kind = KIND_F64, .flag = flag_, .offset = AT(field), .f_def = def, .f_min = min, .f_max = max, .help = help_},
+    {.kind = KIND_F64,                                                                             \
+     .flag = flag_,                                                                                \
+     .offset = AT(field),                                                                          \
+     .f_def = def,                                                                                 \
+     .f_min = min,                                                                                 \
+     .f_max = max,                                                                                 \
+     .help = help_},
 #define FLAG_BOOL(field, flag_, def, help_)                                                        \
     {.kind = KIND_BOOL, .flag = flag_, .offset = AT(field), .u_def = def, .help = help_},
-#define FLAG_ONLY(flag_, value, help_) {.kind = KIND_ONLY, .flag = flag_, .text = value, .help = help_},
+#define FLAG_ONLY(flag_, value, help_)                                                             \
+    {.kind = KIND_ONLY, .flag = flag_, .text = value, .help = help_},
 static const row_t rows[] = {
 #include "base/config.def"
 };
@@ -83,7 +107,8 @@ static bool in_choices(const char *choices, const char *value)
     return false;
 }
 
-static lk_status_t set_number(lk_config_t *out, const row_t *row, const char *value, lk_error_t *err)
+static lk_status_t set_number(lk_config_t *out, const row_t *row, const char *value,
+                              lk_error_t *err)
 {
     char *end;
     errno = 0;
@@ -92,16 +117,17 @@ static lk_status_t set_number(lk_config_t *out, const row_t *row, const char *va
         uint64_t x = strtoull(value, &end, 10);
         ok = value[0] >= '0' && value[0] <= '9' && *end == '\0' && errno == 0;
         if (ok && (x < row->u_min || x > row->u_max)) {
-            return lk_error_set(err, LK_ERR_INVALID, "%s must be from %llu to %llu, not %s", row->flag,
-                                (unsigned long long)row->u_min, (unsigned long long)row->u_max, value);
+            return lk_error_set(err, LK_ERR_INVALID, "%s must be from %llu to %llu, not %s",
+                                row->flag, (unsigned long long)row->u_min,
+                                (unsigned long long)row->u_max, value);
         }
         *(uint64_t *)field(out, row) = x;
     } else if (row->kind == KIND_I64) {
         long long x = strtoll(value, &end, 10);
         ok = value[0] != '\0' && value[0] != ' ' && *end == '\0' && errno == 0;
         if (ok && (x < row->i_min || x > row->i_max)) {
-            return lk_error_set(err, LK_ERR_INVALID, "%s must be from %lld to %lld, not %s", row->flag,
-                                (long long)row->i_min, (long long)row->i_max, value);
+            return lk_error_set(err, LK_ERR_INVALID, "%s must be from %lld to %lld, not %s",
+                                row->flag, (long long)row->i_min, (long long)row->i_max, value);
         }
         *(int64_t *)field(out, row) = x;
     } else {
@@ -131,8 +157,9 @@ static lk_status_t set_value(lk_config_t *out, const row_t *row, const char *val
         return LK_OK;
     case KIND_ONLY:
         if (strcmp(value, row->text) != 0) {
-            return lk_error_set(err, LK_ERR_UNSUPPORTED, "%s %s is not supported; only '%s' is (%s)",
-                                row->flag, value, row->text, row->help);
+            return lk_error_set(err, LK_ERR_UNSUPPORTED,
+                                "%s %s is not supported; only '%s' is (%s)", row->flag, value,
+                                row->text, row->help);
         }
         return LK_OK;
     default:
@@ -167,8 +194,9 @@ lk_status_t config_parse(int argc, char *const *argv, lk_config_t *out, lk_error
         const char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {
             if (positional) {
-                return lk_error_set(err, LK_ERR_INVALID, "unexpected argument '%s' (the model is '%s')",
-                                    arg, config.model);
+                return lk_error_set(err, LK_ERR_INVALID,
+                                    "unexpected argument '%s' (the model is '%s')", arg,
+                                    config.model);
             }
             config.model = arg;
             positional = true;
@@ -215,8 +243,8 @@ void config_help(const char *usage)
         case KIND_STR:
             snprintf(left, sizeof left, "%s %s", row->flag,
                      row->choices[0] != '\0' ? row->choices : "TEXT");
-            printf("  %-46s %s%s%s%s\n", left, row->help, row->text[0] != '\0' ? " [" : "", row->text,
-                   row->text[0] != '\0' ? "]" : "");
+            printf("  %-46s %s%s%s%s\n", left, row->help, row->text[0] != '\0' ? " [" : "",
+                   row->text, row->text[0] != '\0' ? "]" : "");
             break;
         case KIND_U64:
             snprintf(left, sizeof left, "%s N", row->flag);
@@ -245,11 +273,12 @@ void config_help(const char *usage)
 void config_group_hash(const lk_config_t *c, char out[33])
 {
     char text[4096];
-    int n = snprintf(text, sizeof text, "%s|%llu|%d|%llu|%llu|%s|%s|%llu|%s|%s|%llu|%s", c->model,
-                     (unsigned long long)c->data_parallel_size, c->enable_expert_parallel,
-                     (unsigned long long)c->max_model_len, (unsigned long long)c->block_size, c->dtype,
-                     c->load_format, (unsigned long long)c->seed, c->device, c->weight_swap,
-                     (unsigned long long)c->dp_sync_interval, c->weight_transfer_config);
+    int n =
+        snprintf(text, sizeof text, "%s|%llu|%d|%llu|%llu|%s|%s|%llu|%s|%s|%llu|%s", c->model,
+                 (unsigned long long)c->data_parallel_size, c->enable_expert_parallel,
+                 (unsigned long long)c->max_model_len, (unsigned long long)c->block_size, c->dtype,
+                 c->load_format, (unsigned long long)c->seed, c->device, c->weight_swap,
+                 (unsigned long long)c->dp_sync_interval, c->weight_transfer_config);
     CHECK(n > 0);
     lk_hash128_t h = lk_hash128(text, LK_MIN((size_t)n, sizeof text - 1), 0);
     snprintf(out, 33, "%016llx%016llx", (unsigned long long)h.hi, (unsigned long long)h.lo);
