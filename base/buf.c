@@ -96,6 +96,19 @@ static size_t utf8_len(const unsigned char *p, size_t left)
     return n;
 }
 
+bool lk_utf8_valid(const char *text, size_t len)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    for (size_t i = 0; i < len;) {
+        size_t n = utf8_len(p + i, len - i);
+        if (n == 0) {
+            return false;
+        }
+        i += n;
+    }
+    return true;
+}
+
 void lk_buf_json_str(lk_buf_t *buf, const char *text, size_t len)
 {
     const unsigned char *p = (const unsigned char *)text;

@@ -27,6 +27,8 @@ void lk_buf_str(lk_buf_t *buf, const char *text);
 void lk_buf_printf(lk_buf_t *buf, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Appends a JSON string with quotes. Invalid UTF-8 becomes U+FFFD. */
 void lk_buf_json_str(lk_buf_t *buf, const char *text, size_t len);
+/* True if all of text is UTF-8 (no overlong forms, no surrogates). A NUL inside is valid. */
+bool lk_utf8_valid(const char *text, size_t len);
 /* Ends the data with a NUL that `len` does not count. Returns "" when empty. */
 const char *lk_buf_cstr(lk_buf_t *buf);
 
