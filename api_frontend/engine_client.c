@@ -1,0 +1,499 @@
+#include "api_frontend/engine_client.h"
+#include "api_frontend/cmd_stream.h"
+#include "api_frontend/router.h"
+#include "api_frontend/utility_calls.h"
+#include "base/check.h"
+#include "engine_core/request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct entry {
+    struct entry *hash_next, *prev, *next; /* bucket; list of the rank */
+    uint64_t handle;
+    uint32_t rank;
+    engine_output_fn fn;
+    void *ctx;
+} entry_t;
+
+typedef struct {
+    entry_t *head; /* open requests */
+    char *dead;    /* why, or NULL */
+    bool named;    /* scratch of on_stats */
+} rank_t;
+
+struct engine_client {
+    engine_client_config_t config;
+    engine_client_ops_t ops;
+    cmd_stream_t *stream;
+    utility_calls_t *utilities;
+    router_t router;
+    engine_client_info_t info;
+    entry_t **buckets;
+    size_t n_buckets, n_requests;
+    uint64_t next_handle;
+    rank_t ranks[ROUTER_MAX_RANKS];
+};
+
+engine_client_t *engine_client_new(const engine_client_config_t *config,
+                                   const engine_client_ops_t *ops)
+{
+    CHECK(config->n_ranks > 0 && config->n_ranks <= ROUTER_MAX_RANKS);
+    engine_client_t *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->config = *config;
+    self->ops = *ops;
+    self->info.n_ranks = config->n_ranks;
+    self->n_buckets = 1024;
+    self->buckets = calloc(self->n_buckets, sizeof self->buckets[0]);
+    self->stream = cmd_stream_new(&self->config, &self->ops);
+    self->utilities = utility_calls_new(&self->config, &self->ops);
+    if (self->buckets == NULL || self->stream == NULL || self->utilities == NULL) {
+        engine_client_destroy(&self);
+        return NULL;
+    }
+    router_init(&self->router, config->n_ranks, config->client, config->n_clients);
+    /* Outputs meant for an earlier life of this front end must not match a request of this one. */
+    self->next_handle = (lk_env_random_u64(ops->env) >> 2) + 1;
+    return self;
+}
+
+void engine_client_destroy(engine_client_t **self_p)
+{
+    if (self_p == NULL || *self_p == NULL) {
+        return;
+    }
+    engine_client_t *self = *self_p;
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        for (entry_t *e = self->ranks[r].head; e != NULL;) {
+            entry_t *next = e->next;
+            free(e);
+            e = next;
+        }
+        free(self->ranks[r].dead);
+    }
+    free(self->buckets);
+    cmd_stream_destroy(&self->stream);
+    utility_calls_destroy(&self->utilities);
+    free(self);
+    *self_p = NULL;
+}
+
+/* ---- request table: handles are consecutive, so their low bits spread them ---- */
+
+static entry_t *find(const engine_client_t *self, uint64_t handle)
+{
+    entry_t *e = self->buckets[handle & (self->n_buckets - 1)];
+    while (e != NULL && e->handle != handle) {
+        e = e->hash_next;
+    }
+    return e;
+}
+
+static void grow(engine_client_t *self)
+{
+    size_t n = self->n_buckets * 2;
+    entry_t **buckets = calloc(n, sizeof buckets[0]);
+    if (buckets == NULL) {
+        return; /* longer chains, still correct */
+    }
+    for (size_t i = 0; i < self->n_buckets; i++) {
+        for (entry_t *e = self->buckets[i]; e != NULL;) {
+            entry_t *next = e->hash_next;
+            e->hash_next = buckets[e->handle & (n - 1)];
+            buckets[e->handle & (n - 1)] = e;
+            e = next;
+        }
+    }
+    free(self->buckets);
+    self->buckets = buckets;
+    self->n_buckets = n;
+}
+
+static void insert(engine_client_t *self, entry_t *e)
+{
+    if (self->n_requests >= self->n_buckets) {
+        grow(self);
+    }
+    entry_t **bucket = &self->buckets[e->handle & (self->n_buckets - 1)];
+    e->hash_next = *bucket;
+    *bucket = e;
+    entry_t **head = &self->ranks[e->rank].head;
+    e->prev = NULL;
+    e->next = *head;
+    if (*head != NULL) {
+        (*head)->prev = e;
+    }
+    *head = e;
+    self->n_requests++;
+}
+
+/* The caller frees it. */
+static void take_out(engine_client_t *self, entry_t *e)
+{
+    entry_t **p = &self->buckets[e->handle & (self->n_buckets - 1)];
+    while (*p != e) {
+        p = &(*p)->hash_next;
+    }
+    *p = e->hash_next;
+    if (e->prev != NULL) {
+        e->prev->next = e->next;
+    } else {
+        self->ranks[e->rank].head = e->next;
+    }
+    if (e->next != NULL) {
+        e->next->prev = e->prev;
+    }
+    self->n_requests--;
+    router_done(&self->router, e->rank);
+}
+
+size_t engine_client_num_requests(const engine_client_t *self)
+{
+    return self->n_requests;
+}
+
+/* ---- requests ---- */
+
+/* A hint that saves latency when the group is idle; it may be lost. */
+static void send_first_req(engine_client_t *self, uint32_t rank)
+{
+    msg_t msg = {.type = MSG_FIRST_REQ};
+    msg.first_req = (msg_first_req_t){.client = self->config.client, .rank = rank};
+    if (self->ops.send_coordinator(self->ops.ctx, &msg, NULL) == LK_OK) {
+        self->info.run = true; /* the next STATS says what is true */
+    }
+}
+
+lk_status_t engine_client_add(engine_client_t *self, const engine_request_t *request,
+                              engine_output_fn fn, void *ctx, uint64_t *handle, lk_error_t *err)
+{
+    if (self->n_requests >= self->config.max_requests) {
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "%zu requests are open, which is the limit",
+                            self->n_requests);
+    }
+    if (self->config.expert_parallel && self->info.n_dead > 0) {
+        for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+            if (self->ranks[r].dead != NULL) {
+                return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", self->ranks[r].dead);
+            }
+        }
+    }
+    entry_t *e = calloc(1, sizeof *e);
+    if (e == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    lk_status_t status = router_pick(&self->router, request->rank, &e->rank, err);
+    if (status != LK_OK) {
+        free(e);
+        return status;
+    }
+    e->handle = self->next_handle++;
+    e->fn = fn;
+    e->ctx = ctx;
+    msg_t msg = {.type = MSG_ADD};
+    msg.add = (msg_add_t){
+        .client = self->config.client,
+        .handle = e->handle,
+        .choice = request->choice,
+        .id = msg_str(request->id),
+        .prompt = {request->prompt, request->n_prompt * sizeof request->prompt[0]},
+        .sampling = request->sampling,
+        .priority = request->priority,
+        .cache_salt = msg_str(request->cache_salt),
+        .wave = self->info.wave,
+    };
+    status = self->ops.send_engine(self->ops.ctx, e->rank, &msg, err);
+    if (status != LK_OK) {
+        router_done(&self->router, e->rank);
+        free(e);
+        return status;
+    }
+    insert(self, e);
+    *handle = e->handle;
+    if (!self->info.run) {
+        send_first_req(self, e->rank);
+    }
+    return LK_OK;
+}
+
+static void send_abort(engine_client_t *self, uint32_t rank, uint64_t handle)
+{
+    msg_handle_t item = {handle};
+    msg_t msg = {.type = MSG_ABORT};
+    msg.abort.client = self->config.client;
+    msg.abort.handles.items = &item;
+    msg.abort.handles.count = 1;
+    /* Lost: the engine's next output for the unknown handle repeats it. */
+    (void)!self->ops.send_engine(self->ops.ctx, rank, &msg, NULL);
+}
+
+bool engine_client_abort(engine_client_t *self, uint64_t handle)
+{
+    entry_t *e = find(self, handle);
+    if (e == NULL) {
+        return false;
+    }
+    uint32_t rank = e->rank;
+    take_out(self, e);
+    free(e);
+    send_abort(self, rank, handle);
+    return true;
+}
+
+static void on_output(engine_client_t *self, uint32_t rank, const msg_output_t *out)
+{
+    entry_t *e = find(self, out->handle);
+    if (e == NULL || e->rank != rank) {
+        if (out->finish_reason == FINISH_NONE && e == NULL) {
+            send_abort(self, rank, out->handle);
+        }
+        return;
+    }
+    engine_output_fn fn = e->fn;
+    void *ctx = e->ctx;
+    if (out->finish_reason != FINISH_NONE) {
+        take_out(self, e);
+        free(e);
+    }
+    fn(ctx, out->handle, out);
+}
+
+/* Ends every open request of the rank. */
+static void fail_requests(engine_client_t *self, uint32_t rank, const char *why)
+{
+    entry_t *e;
+    while ((e = self->ranks[rank].head) != NULL) {
+        msg_output_t out = {
+            .handle = e->handle,
+            .finish_reason = FINISH_ERROR,
+            .stop_token = -1,
+            .error = msg_str(why),
+            .error_status = LK_ERR_UNAVAILABLE,
+        };
+        entry_t ended = *e;
+        take_out(self, e);
+        free(e);
+        ended.fn(ended.ctx, ended.handle, &out);
+    }
+}
+
+/* ---- life and death of engines ---- */
+
+static void set_dead(engine_client_t *self, uint32_t rank, const char *why)
+{
+    if (self->ranks[rank].dead != NULL) {
+        return;
+    }
+    char text[512];
+    if (strncmp(why, "engine ", 7) == 0) {
+        snprintf(text, sizeof text, "%s", why);
+    } else {
+        snprintf(text, sizeof text, "engine %u: %s", rank, why[0] != '\0' ? why : "died");
+    }
+    self->ranks[rank].dead = strdup(text);
+    CHECKF(self->ranks[rank].dead != NULL, "out of memory");
+    self->info.n_dead++;
+    router_set_dead(&self->router, rank, true);
+    /* Control calls need every rank; what they wait for won't come. */
+    cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE, text);
+    utility_calls_on_dead(self->utilities, rank, text);
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        if (r == rank || self->config.expert_parallel) {
+            fail_requests(self, r, text);
+        }
+    }
+}
+
+static void set_alive(engine_client_t *self, uint32_t rank)
+{
+    if (self->ranks[rank].dead != NULL) {
+        free(self->ranks[rank].dead);
+        self->ranks[rank].dead = NULL;
+        self->info.n_dead--;
+        router_set_dead(&self->router, rank, false);
+    }
+}
+
+const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank)
+{
+    return rank < self->config.n_ranks ? self->ranks[rank].dead : NULL;
+}
+
+static void on_stats(engine_client_t *self, const msg_stats_t *stats)
+{
+    engine_client_info_t *info = &self->info;
+    if (stats->group_epoch != info->group_epoch) {
+        bool first = info->group_epoch == 0;
+        info->group_epoch = stats->group_epoch;
+        if (!first) {
+            cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE,
+                               "the group of engines was formed anew; try again");
+        }
+        cmd_stream_set_group_epoch(self->stream, stats->group_epoch);
+    }
+    info->serving = stats->serving;
+    info->run = stats->run;
+    info->paused = stats->paused;
+    info->wave = stats->wave;
+    info->round = stats->round;
+    info->max_model_len = stats->max_model_len;
+    info->num_blocks = stats->num_blocks;
+    info->vocab_size = stats->vocab_size;
+    for (size_t i = 0; i < stats->loads.count; i++) {
+        const msg_load_t *l = &stats->loads.items[i];
+        router_report(&self->router, l->rank, l->waiting, l->running, l->kv_usage);
+    }
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        self->ranks[r].named = false;
+    }
+    for (size_t i = 0; i < stats->dead.count; i++) {
+        const char *text = msg_cstr(stats->dead.items[i].text);
+        unsigned rank;
+        if (sscanf(text, "engine %u", &rank) == 1 && rank < self->config.n_ranks) {
+            self->ranks[rank].named = true;
+            set_dead(self, rank, text);
+        }
+    }
+    /* Only the coordinator says that a rank is back: ENGINE_DEAD is an engine's last word. */
+    for (uint32_t r = 0; r < self->config.n_ranks && stats->serving; r++) {
+        if (!self->ranks[r].named) {
+            set_alive(self, r);
+        }
+    }
+}
+
+void engine_client_info(const engine_client_t *self, engine_client_info_t *out)
+{
+    *out = self->info;
+}
+
+static bool dispatch(engine_client_t *self, const msg_t *msg)
+{
+    uint32_t n = self->config.n_ranks;
+    switch (msg->type) {
+    case MSG_OUTPUTS:
+        for (size_t i = 0; i < msg->outputs.outputs.count && msg->outputs.rank < n; i++) {
+            on_output(self, (uint32_t)msg->outputs.rank, &msg->outputs.outputs.items[i]);
+        }
+        return msg->outputs.rank < n;
+    case MSG_SEEN:
+        return msg->seen.rank < n && cmd_stream_on_seen(self->stream, &msg->seen);
+    case MSG_DONE:
+        return msg->done.rank < n && cmd_stream_on_done(self->stream, &msg->done);
+    case MSG_UTILITY_REPLY:
+        return msg->utility_reply.rank < n &&
+               utility_calls_on_reply(self->utilities, &msg->utility_reply);
+    case MSG_ENGINE_HERE:
+        if (msg->engine_here.rank < n) {
+            cmd_stream_on_here(self->stream, (uint32_t)msg->engine_here.rank);
+        }
+        return msg->engine_here.rank < n;
+    case MSG_ENGINE_DEAD:
+        if (msg->engine_dead.rank < n) {
+            set_dead(self, (uint32_t)msg->engine_dead.rank, msg_cstr(msg->engine_dead.why));
+        }
+        return msg->engine_dead.rank < n;
+    case MSG_STATS:
+        on_stats(self, &msg->stats);
+        return true;
+    default:
+        return false;
+    }
+}
+
+void engine_client_on_msg(engine_client_t *self, const msg_t *msg)
+{
+    if (!dispatch(self, msg)) {
+        self->info.dropped++;
+    }
+}
+
+void engine_client_poll(engine_client_t *self)
+{
+    cmd_stream_poll(self->stream);
+    utility_calls_poll(self->utilities);
+}
+
+/* ---- control calls ---- */
+
+/* Refuses a call at once when it can't be carried out. */
+static bool refuse(engine_client_t *self, engine_result_fn fn, void *ctx)
+{
+    engine_result_t result = {LK_OK, NULL, 0, NULL};
+    for (uint32_t r = 0; r < self->config.n_ranks && result.text == NULL; r++) {
+        result.text = self->ranks[r].dead;
+    }
+    if (result.text == NULL && cmd_stream_num_open(self->stream) >= ENGINE_CLIENT_MAX_CALLS) {
+        result.text = "too many control calls are open";
+    }
+    if (result.text == NULL) {
+        return false;
+    }
+    result.status = LK_ERR_UNAVAILABLE;
+    fn(ctx, &result);
+    return true;
+}
+
+static uint64_t or_default(uint64_t timeout_ns, uint64_t otherwise)
+{
+    return timeout_ns != 0 ? timeout_ns : otherwise;
+}
+
+void engine_client_pause(engine_client_t *self, pause_mode_t mode, bool clear_cache,
+                         uint64_t timeout_ns, engine_result_fn fn, void *ctx)
+{
+    if (refuse(self, fn, ctx)) {
+        return;
+    }
+    cmd_desc_t desc = {.kind = CMD_PAUSE, .mode = mode, .clear_cache = clear_cache};
+    uint64_t standard =
+        mode == PAUSE_WAIT ? ENGINE_CLIENT_NO_DEADLINE : self->config.control_timeout_ns;
+    cmd_stream_call(self->stream, &desc, or_default(timeout_ns, standard), fn, ctx);
+}
+
+void engine_client_resume(engine_client_t *self, uint64_t timeout_ns, engine_result_fn fn,
+                          void *ctx)
+{
+    if (!refuse(self, fn, ctx)) {
+        cmd_desc_t desc = {.kind = CMD_RESUME};
+        cmd_stream_call(self->stream, &desc,
+                        or_default(timeout_ns, self->config.control_timeout_ns), fn, ctx);
+    }
+}
+
+void engine_client_update(engine_client_t *self, update_verb_t verb, const char *spec,
+                          uint64_t timeout_ns, engine_result_fn fn, void *ctx)
+{
+    if (refuse(self, fn, ctx)) {
+        return;
+    }
+    bool lengthy =
+        verb == UPDATE_VERB_INIT || verb == UPDATE_VERB_UPDATE || verb == UPDATE_VERB_FINISH;
+    uint64_t standard =
+        lengthy ? self->config.transfer_timeout_ns : self->config.control_timeout_ns;
+    if (verb == UPDATE_VERB_ABORT) {
+        cmd_stream_cancel_update(self->stream, 0, "a caller aborted the weight update");
+    }
+    cmd_desc_t desc = {.kind = CMD_UPDATE, .verb = verb, .spec = spec};
+    cmd_stream_call(self->stream, &desc, or_default(timeout_ns, standard), fn, ctx);
+}
+
+void engine_client_utility(engine_client_t *self, const char *method, const char *args,
+                           uint64_t timeout_ns, engine_result_fn fn, void *ctx)
+{
+    if (utility_calls_num_open(self->utilities) >= ENGINE_CLIENT_MAX_CALLS) {
+        engine_result_t result = {LK_ERR_UNAVAILABLE, "too many calls are open", 0, NULL};
+        fn(ctx, &result);
+        return;
+    }
+    const char *dead[ROUTER_MAX_RANKS];
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        dead[r] = self->ranks[r].dead;
+    }
+    utility_calls_call(self->utilities, dead, method, args,
+                       or_default(timeout_ns, self->config.control_timeout_ns), fn, ctx);
+}

@@ -1,0 +1,90 @@
+#include "api_frontend/router.h"
+#include "base/check.h"
+
+#include <string.h>
+
+void router_init(router_t *self, uint32_t n_ranks, uint32_t client, uint32_t n_clients)
+{
+    CHECK(n_ranks > 0 && n_ranks <= ROUTER_MAX_RANKS && client < n_clients);
+    memset(self, 0, sizeof *self);
+    self->n_ranks = n_ranks;
+    self->n_clients = n_clients;
+    /* front ends start at different ranks, or all would fill rank 0 first */
+    self->start = (uint32_t)((uint64_t)n_ranks * client / n_clients);
+}
+
+void router_report(router_t *self, uint64_t rank, uint64_t waiting, uint64_t running,
+                   double kv_usage)
+{
+    if (rank >= self->n_ranks) {
+        return;
+    }
+    router_rank_t *r = &self->ranks[rank];
+    r->waiting = waiting;
+    r->running = running;
+    r->kv_usage = kv_usage >= 0 && kv_usage <= 1 ? kv_usage : 1;
+}
+
+void router_set_dead(router_t *self, uint32_t rank, bool dead)
+{
+    CHECK(rank < self->n_ranks);
+    self->ranks[rank].dead = dead;
+}
+
+static double score(const router_t *self, const router_rank_t *r)
+{
+    double mine = (double)self->n_clients * (double)r->in_flight;
+    double reported = (double)r->waiting + (double)r->running;
+    double s = LK_MAX(mine, reported);
+    if (r->waiting > 0 && r->kv_usage > 0.5) {
+        s += (double)r->waiting * 6 * (r->kv_usage - 0.5);
+    }
+    return s;
+}
+
+static lk_status_t take(router_t *self, uint32_t picked, uint32_t *rank)
+{
+    self->ranks[picked].in_flight++;
+    self->ranks[picked].waiting += self->n_clients;
+    *rank = picked;
+    return LK_OK;
+}
+
+lk_status_t router_pick(router_t *self, int64_t pin, uint32_t *rank, lk_error_t *err)
+{
+    if (pin >= 0) {
+        if (pin >= self->n_ranks) {
+            return lk_error_set(err, LK_ERR_INVALID,
+                                "data parallel rank %lld does not exist: there are %u ranks",
+                                (long long)pin, self->n_ranks);
+        }
+        if (self->ranks[pin].dead) {
+            return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %lld is dead", (long long)pin);
+        }
+        return take(self, (uint32_t)pin, rank);
+    }
+    uint32_t best = UINT32_MAX;
+    double best_score = 0;
+    for (uint32_t i = 0; i < self->n_ranks; i++) {
+        uint32_t r = (self->start + i) % self->n_ranks;
+        if (self->ranks[r].dead) {
+            continue;
+        }
+        double s = score(self, &self->ranks[r]);
+        if (best == UINT32_MAX || s < best_score) {
+            best = r;
+            best_score = s;
+        }
+    }
+    self->start = (self->start + 1) % self->n_ranks;
+    if (best == UINT32_MAX) {
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "every engine is dead");
+    }
+    return take(self, best, rank);
+}
+
+void router_done(router_t *self, uint32_t rank)
+{
+    CHECK(rank < self->n_ranks && self->ranks[rank].in_flight > 0);
+    self->ranks[rank].in_flight--;
+}
