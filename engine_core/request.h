@@ -8,19 +8,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/status.h"
-
-/* name, wire value, "finish_reason" of the HTTP reply */
-#define FINISH_REASON_TABLE(X)                                                                     \
-    X(NONE, 0, "")                                                                                 \
-    X(STOP, 1, "stop")                                                                             \
-    X(LENGTH, 2, "length")                                                                         \
-    X(ABORT, 3, "abort")                                                                           \
-    X(ERROR, 4, "error")
-typedef enum {
-#define X(name, value, text) FINISH_##name = value,
-    FINISH_REASON_TABLE(X)
-#undef X
-} finish_reason_t;
+#include "proto/messages.h" /* finish_reason_t */
 
 typedef enum { REQUEST_WAITING, REQUEST_RUNNING, REQUEST_FINISHED } request_status_t;
 

@@ -29,6 +29,20 @@ typedef enum { MSG_ROLE_COORDINATOR, MSG_ROLE_ENGINE, MSG_ROLE_FRONTEND, MSG_ROL
 typedef enum { CMD_PAUSE = 1, CMD_RESUME, CMD_CANCEL, CMD_UPDATE } cmd_kind_t;
 /* The stricter of two pauses wins: abort, then keep, then wait. */
 typedef enum { PAUSE_ABORT = 1, PAUSE_KEEP, PAUSE_WAIT } pause_mode_t;
+
+/* name, wire value, "finish_reason" of the HTTP reply */
+#define FINISH_REASON_TABLE(X)                                                                     \
+    X(NONE, 0, "")                                                                                 \
+    X(STOP, 1, "stop")                                                                             \
+    X(LENGTH, 2, "length")                                                                         \
+    X(ABORT, 3, "abort")                                                                           \
+    X(ERROR, 4, "error")
+typedef enum {
+#define X(name, value, text) FINISH_##name = value,
+    FINISH_REASON_TABLE(X)
+#undef X
+} finish_reason_t;
+
 #define GATE_SESSION 1u
 #define GATE_DIRTY   2u
 #define GATE_ASLEEP  4u
