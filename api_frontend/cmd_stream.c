@@ -343,8 +343,7 @@ void engine_result_merge(engine_result_t *result, lk_buf_t *text)
 void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeout_ns,
                      engine_result_fn fn, void *ctx)
 {
-    command_t *cmd =
-        calloc(1, sizeof *cmd + self->config->n_ranks * sizeof cmd->slots[0]);
+    command_t *cmd = calloc(1, sizeof *cmd + self->config->n_ranks * sizeof cmd->slots[0]);
     CHECKF(cmd != NULL, "out of memory");
     cmd->desc = *desc;
     cmd->desc.spec = NULL;
@@ -357,9 +356,8 @@ void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeou
     cmd->timeout_ns = timeout_ns;
     cmd->seen_deadline_ns = UINT64_MAX;
     /* An UPDATE's time starts when it is sent: what it waits for has a deadline of its own. */
-    cmd->deadline_ns = desc->kind == CMD_UPDATE
-                           ? UINT64_MAX
-                           : after(lk_env_now_ns(self->ops->env), timeout_ns);
+    cmd->deadline_ns =
+        desc->kind == CMD_UPDATE ? UINT64_MAX : after(lk_env_now_ns(self->ops->env), timeout_ns);
     append(&self->waiting, cmd);
     pump(self);
 }
@@ -438,7 +436,8 @@ static void name_ranks(const cmd_stream_t *self, const command_t *cmd, bool seen
         char list[2048];
         snprintf(list, sizeof list, "%.*s", (int)(out->len - start), (char *)out->data + start);
         out->len = start;
-        lk_buf_printf(out, "%s %s %s did not %s", start > 0 && out->data[start - 1] == ':' ? "" : ";",
+        lk_buf_printf(out, "%s %s %s did not %s",
+                      start > 0 && out->data[start - 1] == ':' ? "" : ";",
                       found > 1 ? "ranks" : "rank", list, seen ? "finish" : "receive it");
     }
 }

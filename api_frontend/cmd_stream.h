@@ -13,9 +13,9 @@ typedef struct cmd_stream cmd_stream_t;
 
 typedef struct {
     cmd_kind_t kind;
-    pause_mode_t mode; /* PAUSE */
-    bool clear_cache;  /* PAUSE */
-    uint64_t target;   /* CANCEL */
+    pause_mode_t mode;  /* PAUSE */
+    bool clear_cache;   /* PAUSE */
+    uint64_t target;    /* CANCEL */
     update_verb_t verb; /* UPDATE */
     const char *spec;   /* UPDATE; copied; NULL is "" */
 } cmd_desc_t;

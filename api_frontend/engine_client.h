@@ -95,10 +95,10 @@ typedef struct {
 /* Called exactly once per call. Borrowed for the call. */
 typedef void (*engine_result_fn)(void *ctx, const engine_result_t *result);
 
-#define ENGINE_CLIENT_NO_DEADLINE  UINT64_MAX
-#define ENGINE_CLIENT_MAX_CALLS    1024 /* commands and utilities open at once; more get 503 */
-#define ENGINE_CLIENT_RESEND_NS    (1 * LK_SECOND_NS)
-#define ENGINE_CLIENT_MAX_SPEC     (32u << 20) /* bytes of an UPDATE's JSON */
+#define ENGINE_CLIENT_NO_DEADLINE UINT64_MAX
+#define ENGINE_CLIENT_MAX_CALLS   1024 /* commands and utilities open at once; more get 503 */
+#define ENGINE_CLIENT_RESEND_NS   (1 * LK_SECOND_NS)
+#define ENGINE_CLIENT_MAX_SPEC    (32u << 20) /* bytes of an UPDATE's JSON */
 
 /* timeout_ns 0: the default, which for PAUSE_WAIT is none. A deadline that passes answers
  * LK_ERR_TIMEOUT naming ranks, and rolls the pause back. */
