@@ -1,0 +1,100 @@
+#include "api_frontend/router.h"
+#include "tests/lib/test_main.h"
+
+#include <string.h>
+
+static uint32_t pick(router_t *r, int64_t pin)
+{
+    uint32_t rank = UINT32_MAX;
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert_msg(router_pick(r, pin, &rank, &err) == LK_OK, "%s", err.text);
+    return rank;
+}
+
+START_TEST(test_spreads)
+{
+    router_t r;
+    router_init(&r, 4, 0, 1);
+    int n[4] = {0};
+    for (int i = 0; i < 400; i++) {
+        n[pick(&r, -1)]++;
+    }
+    for (int i = 0; i < 4; i++) {
+        ck_assert_int_eq(n[i], 100);
+    }
+}
+END_TEST
+
+START_TEST(test_front_ends_start_apart)
+{
+    router_t r;
+    router_init(&r, 4, 1, 2);
+    ck_assert_uint_eq(pick(&r, -1), 2);
+}
+END_TEST
+
+START_TEST(test_prefers_less_load)
+{
+    router_t r;
+    router_init(&r, 2, 0, 1);
+    router_report(&r, 0, 3, 4, 0.2);
+    router_report(&r, 1, 0, 6, 0.2);
+    ck_assert_uint_eq(pick(&r, -1), 1); /* 7 against 6; then it counts as 7 waiting-and-running */
+    /* a full cache weighs on a queue: 2 + 2 * 6 * 0.4 = 6.8 against 5 */
+    router_init(&r, 2, 0, 1);
+    router_report(&r, 0, 2, 0, 0.9);
+    router_report(&r, 1, 0, 5, 0.9);
+    ck_assert_uint_eq(pick(&r, -1), 1);
+    /* and does not without one */
+    router_init(&r, 2, 0, 1);
+    router_report(&r, 0, 0, 4, 1.0);
+    router_report(&r, 1, 0, 5, 0.0);
+    ck_assert_uint_eq(pick(&r, -1), 0);
+}
+END_TEST
+
+START_TEST(test_own_requests_count_for_all_front_ends)
+{
+    router_t r;
+    router_init(&r, 2, 0, 4);
+    ck_assert_uint_eq(pick(&r, 0), 0);
+    router_report(&r, 0, 0, 0, 0); /* the report hasn't got it yet */
+    router_report(&r, 1, 0, 3, 0);
+    ck_assert_uint_eq(pick(&r, -1), 1); /* max(4 * 1, 0) against 3 */
+    router_done(&r, 0);
+    router_report(&r, 1, 0, 3, 0);
+    ck_assert_uint_eq(pick(&r, -1), 0);
+}
+END_TEST
+
+START_TEST(test_pin_and_dead)
+{
+    router_t r;
+    router_init(&r, 2, 0, 1);
+    uint32_t rank = 9;
+    lk_error_t err;
+    router_set_dead(&r, 0, true);
+    ck_assert_int_eq(router_pick(&r, 0, &rank, &err), LK_ERR_UNAVAILABLE);
+    ck_assert_int_eq(router_pick(&r, 2, &rank, &err), LK_ERR_INVALID);
+    ck_assert_uint_eq(rank, 9);
+    for (int i = 0; i < 5; i++) {
+        ck_assert_uint_eq(pick(&r, -1), 1);
+    }
+    router_set_dead(&r, 1, true);
+    ck_assert_int_eq(router_pick(&r, -1, &rank, &err), LK_ERR_UNAVAILABLE);
+    router_report(&r, 7, 1, 1, 1); /* ignored */
+}
+END_TEST
+
+Suite *test_suite(void)
+{
+    Suite *suite = suite_create("router");
+    TCase *tc = tcase_create("router");
+    tcase_add_test(tc, test_spreads);
+    tcase_add_test(tc, test_front_ends_start_apart);
+    tcase_add_test(tc, test_prefers_less_load);
+    tcase_add_test(tc, test_own_requests_count_for_all_front_ends);
+    tcase_add_test(tc, test_pin_and_dead);
+    suite_add_tcase(suite, tc);
+    return suite;
+}
