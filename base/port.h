@@ -18,6 +18,8 @@ typedef enum { PORT_ROUTER, PORT_DEALER, PORT_PUSH, PORT_PULL, PORT_PUB, PORT_SU
 #define PORT_MAX_PEER     32
 #define PORT_MAX_MESSAGE  (1ull << 30) /* bytes of one frame; enforced by the socket too */
 
+#define PORT_MAX_IPC      107          /* characters of an ipc address behind "ipc://" */
+
 /* A peer of a ROUTER: its identity bytes. */
 typedef struct {
     uint8_t id[PORT_MAX_PEER];
@@ -45,8 +47,8 @@ typedef struct port_ops {
     /* A message with too many frames or a frame over the limit is LK_ERR_INVALID and is consumed. */
     lk_status_t (*recv)(lk_port_t *self, port_msg_t *out, lk_error_t *err);
     void (*msg_fini)(port_msg_t *msg);
-    /* A descriptor to poll for input, or -1. Edge-triggered (ZMQ_FD): after a wake-up recv until
-     * INPROGRESS, and once before the first wait. */
+    /* A descriptor to poll for input, or -1. Readable until a recv returned INPROGRESS (and before
+     * the first one), so no wake-up is lost; it may be readable for nothing. */
     int (*fd)(lk_port_t *self);
     /* The address that peers connect to (after a bind to a wildcard). */
     const char *(*address)(lk_port_t *self);
@@ -86,6 +88,11 @@ static inline void port_destroy(lk_port_t **port_p)
         *port_p = NULL;
     }
 }
+
+/* What every implementation checks of its arguments: the address's form and length, an identity of
+ * 1 to PORT_MAX_PEER bytes that does not start with a zero byte (ZeroMQ keeps those). */
+LK_MUST_USE lk_status_t port_check_open(const char *address, const port_peer_t *identity,
+                                        lk_error_t *err);
 
 /* ZeroMQ. `address`: "ipc://@NAME" (abstract: leaves no file; only this user's processes are let
  * in), "ipc:///path", "tcp://host:port" or "tcp://host:*". bind false connects. identity (may be
