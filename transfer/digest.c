@@ -9,12 +9,10 @@
 static const uint64_t lane_constant[2] = {0x6c6f636b73746570ull, 0x7765696768747321ull};
 
 /* The inner loop, on vectors of eight 64-bit lanes. The same text is compiled for several
- * instruction sets (the 64-bit multiplications dominate: AVX-512DQ has one) and picked at run time
- * by an if, not an ifunc, which sanitizers can't follow. One step of mix64 per line. */
-#define WIDTH 8
-typedef uint64_t vec_t __attribute__((vector_size(8 * WIDTH)));
-typedef uint32_t half_t __attribute__((vector_size(4 * WIDTH)));
-typedef uint16_t quarter_t __attribute__((vector_size(2 * WIDTH)));
+ * instruction sets (64-bit multiplications dominate: AVX-512DQ has one) and picked at run time by
+ * an if, not an ifunc, which sanitizers can't follow. */
+#define LANES 8
+typedef uint64_t vec_t __attribute__((vector_size(8 * LANES)));
 
 #define MIX64(x)                                                                                   \
     do {                                                                                           \
@@ -24,57 +22,55 @@ typedef uint16_t quarter_t __attribute__((vector_size(2 * WIDTH)));
         (x) ^= (x) >> 31;                                                                          \
     } while (0)
 
-#define MIX_BODY(load)                                                                             \
-    do {                                                                                           \
-        vec_t index0 = first + lane_constant[0] + (vec_t){0, 1, 2, 3, 4, 5, 6, 7};                 \
-        vec_t index1 = first + lane_constant[1] + (vec_t){0, 1, 2, 3, 4, 5, 6, 7};                 \
-        vec_t sum0 = {0}, sum1 = {0};                                                              \
-        for (size_t i = 0; i + WIDTH <= n; i += WIDTH) {                                           \
-            vec_t bits;                                                                            \
-            load;                                                                                  \
-            vec_t a = index0, b = index1;                                                          \
-            MIX64(a);                                                                              \
-            MIX64(b);                                                                              \
-            a ^= bits;                                                                             \
-            b ^= bits;                                                                             \
-            MIX64(a);                                                                              \
-            MIX64(b);                                                                              \
-            sum0 += a;                                                                             \
-            sum1 += b;                                                                             \
-            index0 += WIDTH;                                                                       \
-            index1 += WIDTH;                                                                       \
-        }                                                                                          \
-        for (int j = 0; j < WIDTH; j++) {                                                          \
-            acc->lane[0] += sum0[j];                                                               \
-            acc->lane[1] += sum1[j];                                                               \
-        }                                                                                          \
-    } while (0)
+/* Adds the whole vectors of n elements and returns how many those are. per_word elements share a
+ * 64-bit word of memory (2 float32, 4 bf16): lane j of a load holds elements per_word * j + k, so
+ * that shifts and masks take them apart without a shuffle. Little-endian. */
+static inline __attribute__((always_inline)) uint64_t
+mix_words(digest_t *acc, const void *data, uint64_t n, uint64_t first, unsigned per_word)
+{
+    const vec_t ramp = {0, 1, 2, 3, 4, 5, 6, 7};
+    const unsigned step = LANES * per_word;
+    vec_t index0 = first + lane_constant[0] + ramp * per_word;
+    vec_t index1 = first + lane_constant[1] + ramp * per_word;
+    vec_t sum0 = {0}, sum1 = {0};
+    uint64_t i = 0;
+    for (; i + step <= n; i += step) {
+        vec_t words;
+        memcpy(&words, (const char *)data + i * (8 / per_word), sizeof words);
+#pragma GCC unroll 4
+        for (unsigned k = 0; k < per_word; k++) {
+            vec_t bits =
+                per_word == 4 ? words << (48 - 16 * k) >> 48 << 16 : words << (32 - 32 * k) >> 32;
+            vec_t a = index0 + k, b = index1 + k;
+            MIX64(a);
+            MIX64(b);
+            a ^= bits;
+            b ^= bits;
+            MIX64(a);
+            MIX64(b);
+            sum0 += a;
+            sum1 += b;
+        }
+        index0 += step;
+        index1 += step;
+    }
+    for (int j = 0; j < LANES; j++) {
+        acc->lane[0] += sum0[j];
+        acc->lane[1] += sum1[j];
+    }
+    return i;
+}
 
-#define LOAD_F32                                                                                   \
-    do {                                                                                           \
-        half_t raw;                                                                                \
-        memcpy(&raw, (const char *)data + i * 4, sizeof raw);                                      \
-        bits = __builtin_convertvector(raw, vec_t);                                                \
-    } while (0)
-
-#define LOAD_BF16                                                                                  \
-    do {                                                                                           \
-        quarter_t raw;                                                                             \
-        memcpy(&raw, (const char *)data + i * 2, sizeof raw);                                      \
-        bits = __builtin_convertvector(raw, vec_t) << 16;                                          \
-    } while (0)
-
-/* Each adds the whole vectors of n elements; the caller does the rest. */
 #define DEFINE_KERNELS(suffix, attributes)                                                         \
-    attributes static void mix_f32_##suffix(digest_t *acc, const void *data, size_t n,             \
-                                            uint64_t first)                                        \
+    attributes static uint64_t mix_f32_##suffix(digest_t *acc, const void *data, uint64_t n,       \
+                                                uint64_t first)                                    \
     {                                                                                              \
-        MIX_BODY(LOAD_F32);                                                                        \
+        return mix_words(acc, data, n, first, 2);                                                  \
     }                                                                                              \
-    attributes static void mix_bf16_##suffix(digest_t *acc, const void *data, size_t n,            \
-                                             uint64_t first)                                       \
+    attributes static uint64_t mix_bf16_##suffix(digest_t *acc, const void *data, uint64_t n,      \
+                                                 uint64_t first)                                   \
     {                                                                                              \
-        MIX_BODY(LOAD_BF16);                                                                       \
+        return mix_words(acc, data, n, first, 4);                                                  \
     }
 
 DEFINE_KERNELS(base, )
@@ -83,7 +79,7 @@ DEFINE_KERNELS(avx2, __attribute__((target("avx2"))))
 DEFINE_KERNELS(avx512, __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl"))))
 #endif
 
-typedef void (*mix_fn)(digest_t *acc, const void *data, size_t n, uint64_t first);
+typedef uint64_t (*mix_fn)(digest_t *acc, const void *data, uint64_t n, uint64_t first);
 
 static mix_fn pick_kernel(bool bf16)
 {
@@ -108,8 +104,7 @@ static void mix_one(digest_t *acc, uint64_t bits, uint64_t index)
 
 static void add_f32(digest_t *acc, const void *data, uint64_t n, uint64_t first)
 {
-    pick_kernel(false)(acc, data, n, first);
-    for (uint64_t i = n - n % WIDTH; i < n; i++) {
+    for (uint64_t i = pick_kernel(false)(acc, data, n, first); i < n; i++) {
         uint32_t bits;
         memcpy(&bits, (const char *)data + i * sizeof bits, sizeof bits);
         mix_one(acc, bits, first + i);
@@ -118,8 +113,7 @@ static void add_f32(digest_t *acc, const void *data, uint64_t n, uint64_t first)
 
 static void add_bf16(digest_t *acc, const void *data, uint64_t n, uint64_t first)
 {
-    pick_kernel(true)(acc, data, n, first);
-    for (uint64_t i = n - n % WIDTH; i < n; i++) {
+    for (uint64_t i = pick_kernel(true)(acc, data, n, first); i < n; i++) {
         uint16_t raw;
         memcpy(&raw, (const char *)data + i * sizeof raw, sizeof raw);
         mix_one(acc, (uint64_t)raw << 16, first + i);

@@ -111,39 +111,34 @@ uint16_t lk_f32_to_bf16(float x)
     return (bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded;
 }
 
+/* Both directions compute every case and select, so that loops over them can be vectorised. */
 float lk_f16_to_f32(uint16_t x)
 {
     uint32_t sign = (uint32_t)(x & 0x8000u) << 16;
-    uint32_t magnitude = x & 0x7FFFu;
-    if (magnitude >= 0x7C00u) { /* infinity, NaN */
-        return bits_float(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
-    }
-    if (magnitude >= 0x400u) {
-        return bits_float(sign | ((magnitude << 13) + ((127u - 15u) << 23)));
-    }
-    float subnormal = (float)magnitude * 0x1p-24f;
-    return bits_float(sign | float_bits(subnormal));
+    uint32_t magnitude = (uint32_t)(x & 0x7FFFu) << 13;
+    uint32_t normal = magnitude + ((127u - 15u) << 23);
+    uint32_t special = magnitude | 0x7F800000u; /* infinity, NaN */
+    /* put the fraction behind an implicit one, take the one away again */
+    uint32_t subnormal = float_bits(bits_float(magnitude | 0x38800000u) - 0x1p-14f);
+    uint32_t bits = magnitude >= 0x0F800000u ? special : normal;
+    bits = magnitude < 0x00800000u ? subnormal : bits;
+    return bits_float(sign | bits);
 }
 
 uint16_t lk_f32_to_f16(float x)
 {
     uint32_t bits = float_bits(x);
-    uint16_t sign = (uint16_t)((bits >> 16) & 0x8000u);
+    uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t magnitude = bits & 0x7FFFFFFFu;
-    if (magnitude > 0x7F800000u) {
-        return (uint16_t)(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
-    }
-    if (magnitude >= 0x477FF000u) { /* 65520 and above round to infinity */
-        return (uint16_t)(sign | 0x7C00u);
-    }
-    if (magnitude < 0x38800000u) {
-        /* Below 2^-14 results are multiples of 2^-24. Adding 0.5, whose last place is 2^-24,
-         * makes the adder do the rounding. */
-        float sum = bits_float(magnitude) + 0.5f;
-        return (uint16_t)(sign | (float_bits(sum) - 0x3F000000u));
-    }
-    uint32_t rounded = magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - ((127u - 15u) << 23);
-    return (uint16_t)(sign | (rounded >> 13));
+    uint32_t nan = 0x7E00u | ((magnitude >> 13) & 0x3FFu);
+    /* Below 2^-14 results are multiples of 2^-24. Adding 0.5, whose last place is 2^-24, makes the
+     * adder do the rounding. */
+    uint32_t small = float_bits(bits_float(magnitude) + 0.5f) - 0x3F000000u;
+    uint32_t half = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - ((127u - 15u) << 23)) >> 13;
+    half = magnitude < 0x38800000u ? small : half;
+    half = magnitude >= 0x477FF000u ? 0x7C00u : half; /* 65520 and above round to infinity */
+    half = magnitude > 0x7F800000u ? nan : half;
+    return (uint16_t)(sign | half);
 }
 
 /* double to float with "round to odd": a second rounding to fewer bits is then correct. */
