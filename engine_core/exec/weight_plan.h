@@ -1,0 +1,54 @@
+/*
+ * weight_plan.h: a list of incoming tensors resolved against a weight table: which slot each
+ * contiguous piece of each tensor goes to. Pure: it looks at the table's names and shapes only.
+ */
+#ifndef LK_ENGINE_CORE_EXEC_WEIGHT_PLAN_H
+#define LK_ENGINE_CORE_EXEC_WEIGHT_PLAN_H
+
+#include "engine_core/exec/weight_table.h"
+
+/* Collects the texts of everything that is wrong into one error: as many as fit, then "and N
+ * more". */
+typedef struct {
+    char text[LK_ERROR_TEXT_MAX];
+    size_t len;
+    size_t n, left_out;
+} offenders_t;
+
+void offenders_add(offenders_t *self, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* LK_OK if there are none, else LK_ERR_INVALID with "N tensors do not fit the model: ...". */
+LK_MUST_USE lk_status_t offenders_finish(const offenders_t *self, lk_error_t *err);
+
+typedef struct {
+    uint32_t slot;   /* index in the table */
+    bool alias;      /* arrived as lm_head.weight of a tied model */
+    uint64_t offset; /* first element within the incoming tensor */
+} weight_piece_t;
+
+typedef struct {
+    size_t first_piece, n_pieces;
+    lk_dtype_t dtype;
+    uint64_t bytes;
+} weight_item_t;
+
+typedef struct {
+    weight_item_t *items; /* one per incoming tensor, in order */
+    size_t n_items;
+    weight_piece_t *pieces;
+    size_t n_pieces, cap_pieces;
+    uint32_t
+        twice; /* slot that the list has in both spellings of a tied embedding, or UINT32_MAX */
+} weight_plan_t;
+
+/* Resolves n tensors. What is wrong with them goes to `offenders` and the rest is still resolved,
+ * so that one answer names them all. Errors are LK_ERR_NO_MEMORY only. *out is written on success;
+ * the caller ends it with weight_plan_fini. */
+LK_MUST_USE lk_status_t weight_plan_build(const weight_table_t *table,
+                                          const name_rules_dims_t *dims,
+                                          const tensor_desc_t *tensors, size_t n,
+                                          offenders_t *offenders, weight_plan_t *out,
+                                          lk_error_t *err);
+/* Accepts NULL and a zeroed plan; leaves it empty. */
+void weight_plan_fini(weight_plan_t *plan);
+
+#endif
