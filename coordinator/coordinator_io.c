@@ -125,11 +125,12 @@ static lk_status_t open_ports(app_t *app, lk_error_t *err)
     return LK_OK;
 }
 
-static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop)
+static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *status_fd)
 {
     lk_error_t err = LK_ERROR_INIT;
     if (open_ports(app, &err) != LK_OK) {
         LK_ERROR("%s", err.text);
+        spawn_child_report(status_fd, false, err.text);
         return 1;
     }
     char hash[33];
@@ -148,7 +149,7 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop)
                                .host = {app, reply, publish_stats, publish_wave}};
     coordinator_t *coordinator = coordinator_new(&cc);
     CHECK(coordinator != NULL);
-    spawn_report("ready %s", port_address(app->handshake));
+    spawn_child_report(status_fd, true, port_address(app->handshake));
     int rc = 0;
     while (loop_stop_reason(loop) == NULL) {
         bool any = drain(app, app->handshake, coordinator);
@@ -157,7 +158,6 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop)
         uint64_t next = coordinator_step(coordinator, &status, &err);
         if (status != LK_OK) {
             LK_ERROR("the cluster can not start: %s", err.text);
-            spawn_report("error %s", err.text);
             rc = 1;
             break;
         }
@@ -172,13 +172,13 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop)
     return rc;
 }
 
-int coordinator_io_run(const lk_config_t *config, lk_loop_t *loop)
+int coordinator_io_run(const lk_config_t *config, lk_loop_t *loop, int *status_fd)
 {
     app_t *app = calloc(1, sizeof *app);
     CHECK(app != NULL);
     lk_buf_init(&app->envelope, 0);
     lk_buf_init(&app->body, 0);
-    int rc = serve(app, config, loop);
+    int rc = serve(app, config, loop, status_fd);
     port_destroy(&app->handshake);
     port_destroy(&app->events);
     port_destroy(&app->stats);

@@ -1,0 +1,329 @@
+#include "tests/lib/cluster.h"
+#include "base/check.h"
+#include "base/env.h"
+#include "tests/lib/test_main.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_ARGS 64
+
+static double now_s(void)
+{
+    return (double)lk_env_now_ns(lk_env_real()) / 1e9;
+}
+
+static void tick(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+void wait_for(bool (*cond)(void *ctx), void *ctx, double seconds, const char *what)
+{
+    double end = now_s() + seconds;
+    while (!cond(ctx)) {
+        ck_assert_msg(now_s() < end, "after %.0f s still not: %s", seconds, what);
+        tick();
+    }
+}
+
+void cluster_print_log(const cluster_t *c)
+{
+    FILE *f = fopen(c->log, "r");
+    if (f == NULL) {
+        return;
+    }
+    fseek(f, 0, SEEK_END);
+    long size = ftell(f);
+    fseek(f, size > 6000 ? size - 6000 : 0, SEEK_SET);
+    char line[2048];
+    while (fgets(line, sizeof line, f) != NULL) {
+        printf("# %s", line);
+    }
+    fflush(stdout);
+    fclose(f);
+}
+
+void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
+{
+    memset(c, 0, sizeof *c);
+    uint64_t id = lk_env_random_u64(lk_env_real());
+    snprintf(c->mark, sizeof c->mark, "%016llx", (unsigned long long)id);
+    snprintf(c->log, sizeof c->log, "%s/cluster-%s.log", test_tmpdir(), c->mark);
+    const char *lockstep = getenv("LK_TEST_LOCKSTEP");
+    const char *argv[MAX_ARGS] = {lockstep != NULL ? lockstep : "deploy/lockstep", "serve", model,
+                                  "--port", "0"};
+    size_t n = 5;
+    for (; args != NULL && *args != NULL; args++) {
+        CHECK(n + 1 < MAX_ARGS);
+        argv[n++] = *args;
+    }
+    int out[2];
+    ck_assert_int_eq(pipe2(out, O_CLOEXEC), 0);
+    c->launcher = fork();
+    ck_assert_int_ge(c->launcher, 0);
+    if (c->launcher == 0) {
+        setenv("LK_TEST_CLUSTER", c->mark, 1);
+        int err = open(c->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+        dup2(out[1], STDOUT_FILENO);
+        dup2(err, STDERR_FILENO);
+        execvp(argv[0], (char *const *)argv);
+        perror(argv[0]);
+        _exit(127);
+    }
+    close(out[1]);
+    c->out_fd = out[0];
+}
+
+bool cluster_wait_ready(cluster_t *c, double seconds)
+{
+    char text[1024];
+    size_t n = 0;
+    double end = now_s() + seconds;
+    while (now_s() < end && n + 1 < sizeof text) {
+        struct pollfd p = {.fd = c->out_fd, .events = POLLIN};
+        if (poll(&p, 1, 50) <= 0) {
+            continue;
+        }
+        ssize_t got = read(c->out_fd, text + n, 1);
+        if (got <= 0) {
+            return false; /* the launcher closed it: it has ended */
+        }
+        n += (size_t)got;
+        text[n] = '\0';
+        if (text[n - 1] == '\n') {
+            ck_assert_msg(sscanf(text, "lockstep: ready on %127s", c->url) == 1,
+                          "first line of standard output is '%s'", text);
+            int status;
+            json_t *info = cluster_call(c, "GET", "/server_info", NULL, 200, &status);
+            const char *trainer = json_string_value(json_object_get(info, "trainer_endpoint"));
+            ck_assert_ptr_nonnull(trainer);
+            snprintf(c->trainer, sizeof c->trainer, "%s", trainer);
+            json_decref(info);
+            return true;
+        }
+    }
+    return false;
+}
+
+void cluster_start(cluster_t *c, const char *model, const char *const *args)
+{
+    cluster_spawn(c, model, args);
+    if (!cluster_wait_ready(c, 60)) {
+        cluster_print_log(c);
+        kill(c->launcher, SIGKILL);
+        ck_abort_msg("the cluster did not get ready");
+    }
+}
+
+/* Does /proc/PID/environ hold the mark, and /proc/PID/cmdline `what`? Zombies have neither. */
+static bool is_ours(const char *pid, const char *mark, const char *what)
+{
+    char path[300], text[65536];
+    char want[64];
+    snprintf(want, sizeof want, "LK_TEST_CLUSTER=%s", mark);
+    snprintf(path, sizeof path, "/proc/%.20s/environ", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t n = read(fd, text, sizeof text);
+    close(fd);
+    if (n <= 0 || memmem(text, (size_t)n, want, strlen(want)) == NULL) {
+        return false;
+    }
+    if (what == NULL) {
+        return true;
+    }
+    snprintf(path, sizeof path, "/proc/%.20s/cmdline", pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    n = read(fd, text, sizeof text);
+    close(fd);
+    return n > 0 && memmem(text, (size_t)n, what, strlen(what)) != NULL;
+}
+
+size_t cluster_pids(const cluster_t *c, const char *what, pid_t *pids, size_t room)
+{
+    size_t n = 0;
+    DIR *dir = opendir("/proc");
+    ck_assert_ptr_nonnull(dir);
+    struct dirent *e;
+    while ((e = readdir(dir)) != NULL) {
+        if (e->d_name[0] >= '0' && e->d_name[0] <= '9' && is_ours(e->d_name, c->mark, what)) {
+            if (n < room) {
+                pids[n] = (pid_t)atoi(e->d_name);
+            }
+            n++;
+        }
+    }
+    closedir(dir);
+    return n;
+}
+
+int cluster_wait_gone(cluster_t *c, double seconds)
+{
+    double end = now_s() + seconds;
+    int status = -1;
+    bool reaped = false;
+    for (;;) {
+        if (!reaped && waitpid(c->launcher, &status, WNOHANG) == c->launcher) {
+            reaped = true;
+        }
+        pid_t left[8];
+        size_t n = cluster_pids(c, NULL, left, LK_ARRAY_LEN(left));
+        if (reaped && n == 0) {
+            break;
+        }
+        if (now_s() > end) {
+            cluster_print_log(c);
+            for (size_t i = 0; i < n && i < LK_ARRAY_LEN(left); i++) {
+                kill(left[i], SIGKILL);
+            }
+            ck_abort_msg("%zu processes of the cluster are left after %.0f s (launcher %s)", n,
+                         seconds, reaped ? "ended" : "still runs");
+        }
+        tick();
+    }
+    close(c->out_fd);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int cluster_stop(cluster_t *c)
+{
+    kill(c->launcher, SIGTERM);
+    return cluster_wait_gone(c, 20);
+}
+
+json_t *cluster_call(const cluster_t *c, const char *method, const char *path, const char *body,
+                     int want, int *status)
+{
+    char url[512];
+    snprintf(url, sizeof url, "%s%s", c->url, path);
+    http_reply_t reply;
+    lk_error_t err = LK_ERROR_INIT;
+    lk_status_t rc = http_call(method, url, body, NULL, 60, &reply, &err);
+    if (rc != LK_OK) {
+        cluster_print_log(c);
+        ck_abort_msg("%s", err.text);
+    }
+    if (status != NULL) {
+        *status = reply.status;
+    }
+    if (want != 0 && reply.status != want) {
+        cluster_print_log(c);
+        ck_abort_msg("%s %s: %d, not %d: %s", method, path, reply.status, want,
+                     lk_buf_cstr(&reply.body));
+    }
+    json_error_t je;
+    json_t *json = json_loadb((const char *)reply.body.data, reply.body.len, 0, &je);
+    ck_assert_msg(json != NULL, "%s %s: the reply is no JSON: %s", method, path,
+                  lk_buf_cstr(&reply.body));
+    http_reply_fini(&reply);
+    return json;
+}
+
+static const json_t *json_at(const json_t *root, const char *path)
+{
+    const json_t *node = root;
+    char part[128];
+    for (const char *p = path; *p != '\0' && node != NULL;) {
+        size_t n = strcspn(p, ".");
+        snprintf(part, sizeof part, "%.*s", (int)n, p);
+        node = json_is_array(node) ? json_array_get(node, (size_t)atoi(part))
+                                   : json_object_get(node, part);
+        p += n + (p[n] == '.');
+    }
+    if (node == NULL) {
+        char *text = json_dumps(root, JSON_COMPACT);
+        ck_abort_msg("no '%s' in %s", path, text);
+    }
+    return node;
+}
+
+json_int_t json_int_at(const json_t *root, const char *path)
+{
+    return json_integer_value(json_at(root, path));
+}
+
+const char *json_text_at(const json_t *root, const char *path)
+{
+    const char *text = json_string_value(json_at(root, path));
+    ck_assert_msg(text != NULL, "'%s' is no string", path);
+    return text;
+}
+
+cluster_async_t cluster_call_async(const cluster_t *c, const char *method, const char *path,
+                                   const char *body)
+{
+    int fds[2];
+    ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
+    cluster_async_t a = {.pid = fork(), .fd = fds[0]};
+    ck_assert_int_ge(a.pid, 0);
+    if (a.pid == 0) {
+        char url[512];
+        snprintf(url, sizeof url, "%s%s", c->url, path);
+        http_reply_t reply;
+        lk_error_t err = LK_ERROR_INIT;
+        char status[32];
+        if (http_call(method, url, body, NULL, 120, &reply, &err) != LK_OK) {
+            snprintf(status, sizeof status, "0\n");
+            lk_buf_printf(&reply.body, "{\"transport\":\"%s\"}", lk_status_name(err.status));
+        } else {
+            snprintf(status, sizeof status, "%d\n", reply.status);
+        }
+        if (write(fds[1], status, strlen(status)) < 0 ||
+            write(fds[1], reply.body.data, reply.body.len) < 0) {
+            _exit(1);
+        }
+        _exit(0);
+    }
+    close(fds[1]);
+    return a;
+}
+
+bool cluster_async_pending(const cluster_async_t *a)
+{
+    struct pollfd p = {.fd = a->fd, .events = POLLIN};
+    return poll(&p, 1, 0) == 0;
+}
+
+json_t *cluster_join(cluster_async_t *a, double seconds, int *status)
+{
+    lk_buf_t buf;
+    lk_buf_init(&buf, 0);
+    double end = now_s() + seconds;
+    for (;;) {
+        struct pollfd p = {.fd = a->fd, .events = POLLIN};
+        ck_assert_msg(now_s() < end, "a call was not answered within %.0f s", seconds);
+        if (poll(&p, 1, 50) <= 0) {
+            continue;
+        }
+        char chunk[65536];
+        ssize_t n = read(a->fd, chunk, sizeof chunk);
+        if (n <= 0) {
+            break;
+        }
+        lk_buf_append(&buf, chunk, (size_t)n);
+    }
+    close(a->fd);
+    waitpid(a->pid, NULL, 0);
+    char *body = strchr(lk_buf_cstr(&buf), '\n');
+    ck_assert_ptr_nonnull(body);
+    *status = atoi(lk_buf_cstr(&buf));
+    json_t *json = json_loads(body + 1, 0, NULL);
+    ck_assert_msg(json != NULL, "the reply is no JSON: %s", body);
+    lk_buf_fini(&buf);
+    return json;
+}
