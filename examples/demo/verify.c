@@ -144,7 +144,7 @@ static lk_status_t check_token(checker_t *c, replay_t *r, size_t stream, uint64_
     exec_result_t result;
     LK_RETURN_IF_ERROR(forward(c, r, last, last + 1, &result, err));
     sample_t drawn;
-    LK_RETURN_IF_ERROR(sampler_sample(c->sampler, r->request, result.logits, &drawn, err));
+    LK_RETURN_IF_ERROR(sampler_sample(c->sampler, r->request, result.logits, NULL, 0, &drawn, err));
     float logprob;
     uint32_t rank;
     sampler_logprob(c->sampler, result.logits, rec->tokens[i], &logprob, &rank);
