@@ -10,8 +10,8 @@
 #include <string.h>
 
 const char *const model_fixtures[N_MODEL_FIXTURES] = {
-    "llama3_rope_scaled", "llama_smol_tied", "llama_untied",    "qwen2_bias",
-    "qwen3",              "qwen3_moe",       "qwen3_moe_mixed",
+    "llama3_rope_scaled", "llama_smol_tied", "llama_untied", "qwen2_bias", "qwen3",
+    "qwen3_moe",          "qwen3_moe_mixed",
 };
 
 const char *model_fixture_dir(const char *name)
