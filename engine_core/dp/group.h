@@ -1,0 +1,173 @@
+/*
+ * group.h: one rank's view of its group: rounds, waves, commands and gates (protocol.md sections 2
+ * to 9 and 14; the base variant, LAG = 0). A pure object: what arrives goes in, the next thing to
+ * do and an ordered list of actions come out. No socket, clock, thread or executor inside.
+ *
+ * A round is an all-reduce (MIN) of a small vector. group_next says when to vote; group_vote
+ * freezes this rank's contribution; group_decide applies the result. decide uses the result and
+ * replicated state only, so all ranks take the same steps, pauses and transfers at the same point.
+ *
+ * Two modes.
+ * - lockstep (experts spread over the ranks, size > 1): every rank runs the same sequence of ROUND,
+ *   STEP and UPDATE. `run` says that the group steps until the next round, due after K steps; idle
+ *   ranks run dummy steps.
+ * - independent (dense models, or one rank): ranks step as they like while `run` is 1, which means
+ *   "may step". Rounds carry commands only, are opened by news also while others step, and hold a
+ *   rank at its own step boundary while its vote is out. No waves, no work rule, no dummy steps.
+ *
+ * The vector. Indexes 0..3+4A are those of protocol.md section 4; four entries follow:
+ *   4+4A  expired   1 if a session is open here and saw no call for the transfer timeout. When the
+ *                   MIN is 1 in a round that brings the session nothing, every rank's timer ran out
+ *                   and all close it together, as ABORT would. A rank whose timer runs out has
+ * news, once; the last one's round is the one that closes. 5+4A  clean     1 if the weights here
+ * were not touched by a session that did not commit. A session that ends without a commit makes the
+ * group dirty iff the MIN is 0. 6+4A  content   hash of the weights just committed here, and its
+ * complement; 0 otherwise. A 7+4A ~content   FINISH is agreed only if all ranks hold the same
+ * weights.
+ *
+ * Three additions to section 6, all functions of replicated state:
+ * - A round enters at most one UPDATE; commands after it in the agreed order wait for the round in
+ *   which its outcome is agreed. `more` says that such commands are left, and makes the next round
+ *   due at once, as `owed` does.
+ * - FINISH has two outcome rounds. Before the first, each rank says whether it may commit (a dirty
+ *   rank needs a complete set); a refusal changes nothing and leaves the session open. Between them
+ *   each rank commits. The second publishes, or leaves all ranks dirty.
+ * - A rank that drains while nothing steps (a gate is closed, or the mode is independent) has news
+ *   when its last started request ends.
+ *
+ * Errors of a UPDATE in DONE: the order of calls (LK_ERR_STATE) is decided from replicated state,
+ * the same on all ranks; what a rank refuses or fails itself carries its own status and text; a
+ * rank that only follows another's refusal says LK_ERR_INVALID, another's failure LK_ERR_PEER,
+ * without text.
+ */
+#ifndef LK_ENGINE_CORE_DP_GROUP_H
+#define LK_ENGINE_CORE_DP_GROUP_H
+
+#include "engine_core/dp/weight_state.h"
+#include "engine_core/pause/pause.h"
+#include "engine_core/dp/allreduce.h"
+
+#define GROUP_MAX_FRONTENDS ((ALLREDUCE_MAX_LEN - 8) / 4)
+#define GROUP_ANNOUNCE_NS   (100 * LK_MS_NS)
+#define GROUP_MAX_CALLS     4096 /* PAUSE calls that wait for an answer; more are refused */
+
+typedef struct group group_t;
+
+typedef struct {
+    uint32_t rank, size, n_frontends;
+    uint64_t group_epoch;
+    uint32_t sync_interval; /* K: steps between rounds of a running group; lockstep only */
+    bool lockstep;
+    bool
+        doorbell; /* peers learn of my vote from the all-reduce itself; false: ANNOUNCE and START */
+    /* The local verdict on a new UPDATE: complete validation without side effects. The verb is one
+     * of the table's. */
+    lk_status_t (*check)(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
+                         lk_error_t *err);
+    void *check_ctx;
+} group_config_t;
+
+/* What the group looks at outside itself, as it stands at the call. */
+typedef struct {
+    bool work;         /* I have an unfinished request: waiting, running or frozen */
+    bool quiet;        /* no request that was admitted is unfinished */
+    bool clean;        /* no session that did not commit touched my weights */
+    bool expired;      /* the open session saw no call for the transfer timeout */
+    bool peer_waiting; /* a peer has posted group_round() (the doorbell) */
+    uint64_t content;  /* hash of my weights; looked at after a commit only */
+} group_view_t;
+
+typedef enum {
+    GROUP_WAIT, /* nothing, until something arrives */
+    GROUP_VOTE, /* group_vote, and post it */
+    GROUP_STEP, /* lockstep: a step, with or without work. Independent: a step if there is work */
+} group_next_t;
+
+/* name, meaning (fields used) */
+#define GROUP_ACT_TABLE(X)                                                                         \
+    X(SEEN)         /* SEEN to the front end (frontend, generation, number) */                     \
+    X(REPEAT)       /* the command came again: send its DONE again if it was answered */           \
+    X(DONE)         /* answer (frontend, generation, number, kind, verb, status, text) */          \
+    X(DROP_CLIENT)  /* a front end's old life is over: forget its requests (frontend) */           \
+    X(FINISH_ALL)   /* end every local request with "abort" */                                     \
+    X(CLEAR_CACHE)  /* forget cached prefixes; frozen requests recompute their KV */               \
+    X(UPDATE_ENTER) /* carry out (verb, spec), then group_update_done. FINISH: only say whether */ \
+                    /* this rank may commit */                                                     \
+    X(UPDATE_COMMIT)  /* commit the finished session; then group_update_done */                    \
+    X(UPDATE_OUTCOME) /* the group's verdict on what was carried out (verb, ok) */                 \
+    X(SESSION_CLOSE)  /* abort the local session (text says why) */                                \
+    X(PUBLISH)        /* new weights are in force: group_weights has epoch and label (keep_kv) */  \
+    X(RELABEL)        /* the label changed, the weights did not */                                 \
+    X(DIRTY)          /* end every local request with an error (text) */                           \
+    X(REPORT)         /* rank 0: GROUP to the coordinator */                                       \
+    X(ANNOUNCE)       /* no doorbell: ANNOUNCE(group_round()) to the coordinator */
+
+typedef enum {
+#define X(name) GROUP_ACT_##name,
+    GROUP_ACT_TABLE(X)
+#undef X
+} group_act_t;
+const char *group_act_name(group_act_t act);
+
+/* Borrowed until the next group_next_action. */
+typedef struct {
+    group_act_t act;
+    uint32_t frontend;
+    uint64_t generation, number;
+    uint64_t kind; /* cmd_kind_t of the answered command */
+    uint64_t verb; /* update_verb_t, when kind is CMD_UPDATE */
+    bool ok, keep_kv;
+    lk_status_t status;
+    const char *text; /* never NULL */
+    const char *spec;
+    size_t spec_len;
+} group_action_t;
+
+group_t *group_new(const group_config_t *config); /* NULL when out of memory */
+void group_destroy(group_t **self_p);
+
+/* The oldest action not taken yet. Actions are to be carried out in order, before anything else is
+ * asked of the group. */
+bool group_next_action(group_t *self, group_action_t *out);
+
+/* ---- events that may come at any time ---- */
+/* A command from outside, already checked for its group epoch; cmd->client is below n_frontends. */
+void group_on_cmd(group_t *self, const msg_cmd_t *cmd);
+/* A newer life of a front end announced itself without a command. */
+void group_on_generation(group_t *self, uint32_t frontend, uint64_t generation);
+void group_on_start(group_t *self, bool has_round, uint64_t round);
+/* Makes an outstanding UPDATE fail: votes 0 if it is not carried out yet. True if it is being
+ * carried out right now: the caller aborts the transfer. number 0: whichever, of any front end. */
+bool group_on_cancel_update(group_t *self, uint32_t frontend, uint64_t generation, uint64_t number,
+                            const char *why);
+/* Repeats ANNOUNCE while a vote on an idle group is out. */
+void group_on_time(group_t *self, uint64_t now_ns);
+
+/* ---- the collective sequence; only between steps ---- */
+group_next_t group_next(const group_t *self, const group_view_t *view);
+size_t group_vector_len(const group_t *self);
+/* After GROUP_VOTE: freezes my contribution and writes it. */
+void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64_t *vec);
+/* The result of the round. LK_ERR_INTERNAL: the ranks' states differ; the process must end. */
+LK_MUST_USE lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err);
+/* A STEP of a lockstep group was taken (counts towards K). */
+void group_step_done(group_t *self);
+/* What UPDATE_ENTER or UPDATE_COMMIT asked for has ended here. */
+void group_update_done(group_t *self, const lk_error_t *result);
+
+/* ---- state, for reports and tests ---- */
+uint64_t group_round(const group_t *self);
+uint64_t group_wave(const group_t *self);
+bool group_run(const group_t *self);
+bool group_posted(const group_t *self);
+/* My vote is out for a round that an update's outcome needs: peers may still be receiving. */
+bool group_owes(const group_t *self);
+/* A PAUSE was seen and is not applied yet. */
+bool group_paused_local(const group_t *self);
+const pause_t *group_pause(const group_t *self);
+const weight_state_t *group_weights(const group_t *self);
+/* An UPDATE is being carried out, or its outcome is not agreed. */
+bool group_updating(const group_t *self);
+uint64_t group_hash(const group_t *self);
+
+#endif
