@@ -14,6 +14,7 @@ static const struct {
     const char *help;
 } commands[] = {
     {"serve", tool_serve, "MODEL_DIR [flags]   start a node: coordinator, engines, front ends"},
+    {"make-model", tool_make_model, "--arch A --out DIR [flags]   write a small random checkpoint"},
     {"status", tool_status, "[--url URL] [--admin-key K]   ranks, waves, pause and weight state"},
 };
 

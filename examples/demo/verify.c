@@ -30,7 +30,8 @@ typedef struct {
     request_t *request; /* for the sampler: prompt and the tokens before the one that is checked */
     uint32_t next;      /* output index to check next */
     uint32_t *blocks, n_blocks;
-    bool mixed;
+    uint64_t kv_set; /* set of the newest KV position */
+    bool mixed;      /* some token attended to KV of several sets */
 } replay_t;
 
 typedef struct {
@@ -140,7 +141,10 @@ static lk_status_t check_token(checker_t *c, replay_t *r, size_t stream, uint64_
     } else if (i == 0) {
         exec_result_t ignored;
         LK_RETURN_IF_ERROR(forward(c, r, 0, last, &ignored, err));
+    } else {
+        r->mixed |= r->kv_set != set;
     }
+    r->kv_set = set;
     exec_result_t result;
     LK_RETURN_IF_ERROR(forward(c, r, last, last + 1, &result, err));
     sample_t drawn;
