@@ -1,0 +1,485 @@
+#include "api_frontend/completion_params.h"
+#include "base/check.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const json_t *body;
+    const completion_limits_t *limits;
+    completion_params_t *out;
+    const char **param;
+    lk_error_t *err;
+} parse_t;
+
+#define REFUSE(p, name, ...)                                                                       \
+    (*(p)->param = (name), lk_error_set((p)->err, LK_ERR_INVALID, __VA_ARGS__))
+
+/* The field, or NULL when it is absent or null. */
+static const json_t *get(const parse_t *p, const char *name)
+{
+    const json_t *value = json_object_get(p->body, name);
+    return json_is_null(value) ? NULL : value;
+}
+
+static const char *kind_name(const json_t *value)
+{
+    static const char *const names[] = {"an object",   "an array", "a string", "an integer",
+                                        "a real number", "true",     "false",    "null"};
+    return value == NULL ? "nothing" : names[json_typeof(value)];
+}
+
+/* ---- numbers and flags: one table ---- */
+
+/* name, field of completion_params_t, default, least, most (both allowed) */
+#define REAL_TABLE(X)                                                                              \
+    X(temperature, sampling.temperature, 1, 0, 1e6)                                                \
+    X(top_p, sampling.top_p, 1, 0, 1)                                                              \
+    X(min_p, sampling.min_p, 0, 0, 1)                                                              \
+    X(repetition_penalty, sampling.repetition_penalty, 1, 0, 1e6)                                  \
+    X(presence_penalty, sampling.presence_penalty, 0, -2, 2)                                       \
+    X(frequency_penalty, sampling.frequency_penalty, 0, -2, 2)
+
+#define INTEGER_TABLE(X)                                                                           \
+    X(n, n, 1, 1, COMPLETION_MAX_CHOICES)                                                          \
+    X(top_k, sampling.top_k, 0, -1, INT32_MAX)                                                     \
+    X(min_tokens, sampling.min_tokens, 0, 0, INT32_MAX)                                            \
+    X(priority, priority, 0, INT64_MIN, INT64_MAX)
+
+#define FLAG_TABLE(X)                                                                              \
+    X(ignore_eos, sampling.ignore_eos, false)                                                      \
+    X(stream, stream, false)                                                                       \
+    X(return_token_ids, return_token_ids, false)                                                   \
+    X(return_tokens_as_token_ids, return_tokens_as_token_ids, false)                               \
+    X(return_kv_history, return_kv_history, false)                                                 \
+    X(return_seed, return_seed, false)                                                             \
+    X(skip_special_tokens, skip_special_tokens, true)                                              \
+    X(include_stop_str_in_output, include_stop_str_in_output, false)                               \
+    X(add_special_tokens, add_special_tokens, true)
+
+static lk_status_t parse_real(parse_t *p, const char *name, double least, double most, double *out)
+{
+    const json_t *value = get(p, name);
+    if (value == NULL) {
+        return LK_OK;
+    }
+    if (!json_is_number(value)) {
+        return REFUSE(p, name, "%s must be a number, not %s", name, kind_name(value));
+    }
+    double x = json_number_value(value);
+    if (!(x >= least && x <= most)) {
+        return REFUSE(p, name, "%s must be from %g to %g, not %g", name, least, most, x);
+    }
+    *out = x;
+    return LK_OK;
+}
+
+static lk_status_t parse_integer(parse_t *p, const char *name, int64_t least, int64_t most,
+                                 int64_t *out)
+{
+    const json_t *value = get(p, name);
+    if (value == NULL) {
+        return LK_OK;
+    }
+    if (!json_is_integer(value)) {
+        return REFUSE(p, name, "%s must be an integer, not %s", name, kind_name(value));
+    }
+    int64_t x = json_integer_value(value);
+    if (x < least || x > most) {
+        return REFUSE(p, name, "%s must be from %" PRId64 " to %" PRId64 ", not %" PRId64, name,
+                      least, most, x);
+    }
+    *out = x;
+    return LK_OK;
+}
+
+static lk_status_t parse_flag(parse_t *p, const char *name, bool *out)
+{
+    const json_t *value = get(p, name);
+    if (value != NULL) {
+        if (!json_is_boolean(value)) {
+            return REFUSE(p, name, "%s must be true or false, not %s", name, kind_name(value));
+        }
+        *out = json_is_true(value);
+    }
+    return LK_OK;
+}
+
+static lk_status_t parse_tables(parse_t *p)
+{
+#define X(name, field, def, least, most)                                                           \
+    p->out->field = def;                                                                           \
+    LK_RETURN_IF_ERROR(parse_real(p, #name, least, most, &p->out->field));
+    REAL_TABLE(X)
+#undef X
+#define X(name, field, def, least, most)                                                           \
+    {                                                                                              \
+        int64_t x = def;                                                                           \
+        LK_RETURN_IF_ERROR(parse_integer(p, #name, least, most, &x));                              \
+        p->out->field = x;                                                                         \
+    }
+    INTEGER_TABLE(X)
+#undef X
+#define X(name, field, def)                                                                        \
+    p->out->field = def;                                                                           \
+    LK_RETURN_IF_ERROR(parse_flag(p, #name, &p->out->field));
+    FLAG_TABLE(X)
+#undef X
+    if (p->out->sampling.top_p == 0) {
+        return REFUSE(p, "top_p", "top_p must be above 0 (and at most 1)");
+    }
+    if (p->out->sampling.repetition_penalty == 0) {
+        return REFUSE(p, "repetition_penalty", "repetition_penalty must be above 0");
+    }
+    return LK_OK;
+}
+
+/* ---- what others support and this server doesn't ---- */
+
+typedef enum { NEUTRAL_NULL, NEUTRAL_FALSE, NEUTRAL_TRUE, NEUTRAL_EMPTY, NEUTRAL_ONE } neutral_t;
+static const struct {
+    const char *name;
+    neutral_t neutral; /* the value besides null that asks for nothing */
+} unsupported[] = {
+    {"echo", NEUTRAL_FALSE},
+    {"suffix", NEUTRAL_EMPTY},
+    {"logit_bias", NEUTRAL_EMPTY},
+    {"prompt_logprobs", NEUTRAL_NULL},
+    {"structured_outputs", NEUTRAL_NULL},
+    {"guided_json", NEUTRAL_NULL},
+    {"guided_regex", NEUTRAL_NULL},
+    {"guided_choice", NEUTRAL_NULL},
+    {"guided_grammar", NEUTRAL_NULL},
+    {"response_format", NEUTRAL_NULL},
+    {"use_beam_search", NEUTRAL_FALSE},
+    {"length_penalty", NEUTRAL_ONE},
+    {"truncate_prompt_tokens", NEUTRAL_NULL},
+    {"bad_words", NEUTRAL_EMPTY},
+    {"allowed_token_ids", NEUTRAL_NULL},
+    {"logits_processors", NEUTRAL_EMPTY},
+    {"prompt_embeds", NEUTRAL_NULL},
+    {"kv_transfer_params", NEUTRAL_NULL},
+    {"vllm_xargs", NEUTRAL_EMPTY},
+    {"spaces_between_special_tokens", NEUTRAL_TRUE},
+    {"detokenize", NEUTRAL_TRUE},
+};
+
+static bool is_neutral(const json_t *value, neutral_t neutral)
+{
+    switch (neutral) {
+    case NEUTRAL_NULL:
+        return false;
+    case NEUTRAL_FALSE:
+        return json_is_false(value);
+    case NEUTRAL_TRUE:
+        return json_is_true(value);
+    case NEUTRAL_ONE:
+        return json_is_number(value) && json_number_value(value) == 1;
+    case NEUTRAL_EMPTY:
+        return json_is_string(value)   ? json_string_length(value) == 0
+               : json_is_array(value)  ? json_array_size(value) == 0
+               : json_is_object(value) ? json_object_size(value) == 0
+                                       : false;
+    }
+    return false;
+}
+
+static lk_status_t refuse_unsupported(parse_t *p)
+{
+    for (size_t i = 0; i < LK_ARRAY_LEN(unsupported); i++) {
+        const json_t *value = get(p, unsupported[i].name);
+        if (value != NULL && !is_neutral(value, unsupported[i].neutral)) {
+            const json_t *type = json_object_get(value, "type");
+            if (strcmp(unsupported[i].name, "response_format") == 0 && json_is_string(type) &&
+                strcmp(json_string_value(type), "text") == 0) {
+                continue;
+            }
+            *p->param = unsupported[i].name;
+            return lk_error_set(p->err, LK_ERR_UNSUPPORTED, "%s is not supported",
+                                unsupported[i].name);
+        }
+    }
+    const json_t *best_of = get(p, "best_of");
+    if (best_of != NULL &&
+        !(json_is_integer(best_of) && (uint64_t)json_integer_value(best_of) == p->out->n)) {
+        return REFUSE(p, "best_of", "best_of must equal n");
+    }
+    return LK_OK;
+}
+
+/* ---- ids and texts ---- */
+
+static lk_status_t parse_id(parse_t *p, const char *name, const json_t *value, size_t i,
+                            uint32_t *out)
+{
+    if (!json_is_integer(value)) {
+        return REFUSE(p, name, "%s[%zu] must be a token id, not %s", name, i, kind_name(value));
+    }
+    json_int_t id = json_integer_value(value);
+    if (id < 0 || (uint64_t)id >= p->limits->vocab_size) {
+        return REFUSE(p, name, "%s[%zu] is token id %" PRId64 ", outside the vocabulary of %" PRIu64,
+                      name, i, (int64_t)id, p->limits->vocab_size);
+    }
+    *out = (uint32_t)id;
+    return LK_OK;
+}
+
+static lk_status_t parse_ids(parse_t *p, const char *name, const json_t *array, uint32_t *ids)
+{
+    for (size_t i = 0; i < json_array_size(array); i++) {
+        LK_RETURN_IF_ERROR(parse_id(p, name, json_array_get(array, i), i, &ids[i]));
+    }
+    return LK_OK;
+}
+
+static lk_status_t no_tokenizer(parse_t *p, const char *name)
+{
+    *p->param = name;
+    return lk_error_set(p->err, LK_ERR_UNSUPPORTED,
+                        "%s is text, but the checkpoint has no tokenizer.json: send token ids",
+                        name);
+}
+
+static lk_status_t check_length(parse_t *p, size_t n_ids)
+{
+    uint64_t room = p->limits->max_model_len, max_tokens = p->out->sampling.max_tokens;
+    if (n_ids == 0) {
+        return REFUSE(p, "prompt", "prompt must hold at least one token");
+    }
+    if (n_ids >= room) {
+        return REFUSE(p, "prompt",
+                      "This model's maximum context length is %" PRIu64
+                      " tokens, but the prompt has %zu and one must be generated",
+                      room, n_ids);
+    }
+    if (max_tokens > room - n_ids) {
+        return REFUSE(p, "max_tokens",
+                      "This model's maximum context length is %" PRIu64
+                      " tokens, but %" PRIu64 " were asked for: %zu in the prompt and %" PRIu64
+                      " of max_tokens",
+                      room, n_ids + max_tokens, n_ids, max_tokens);
+    }
+    return LK_OK;
+}
+
+static lk_status_t add_ids(parse_t *p, const json_t *array)
+{
+    size_t n = json_array_size(array);
+    if (n >= p->limits->max_model_len) { /* before the memory for them is taken */
+        return check_length(p, n);
+    }
+    prompt_ids_t *prompt = &p->out->prompts[p->out->n_prompts];
+    prompt->ids = calloc(n + 1, sizeof prompt->ids[0]);
+    if (prompt->ids == NULL) {
+        return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    prompt->n = n;
+    p->out->n_prompts++;
+    LK_RETURN_IF_ERROR(parse_ids(p, "prompt", array, prompt->ids));
+    return check_length(p, n);
+}
+
+static lk_status_t add_text(parse_t *p, const json_t *text)
+{
+    if (p->limits->tokenizer == NULL) {
+        return no_tokenizer(p, "prompt");
+    }
+    prompt_ids_t *prompt = &p->out->prompts[p->out->n_prompts];
+    *p->param = "prompt";
+    unsigned flags = TOKENIZER_PARSE_SPECIAL;
+    flags |= p->out->add_special_tokens ? TOKENIZER_ADD_SPECIAL : 0;
+    LK_RETURN_IF_ERROR(tokenizer_encode(p->limits->tokenizer, json_string_value(text),
+                                        json_string_length(text), flags, &prompt->ids, &prompt->n,
+                                        p->err));
+    *p->param = "";
+    p->out->n_prompts++;
+    for (size_t i = 0; i < prompt->n; i++) {
+        if (prompt->ids[i] >= p->limits->vocab_size) {
+            return REFUSE(p, "prompt", "the tokenizer gives id %u, outside the model's %" PRIu64,
+                          prompt->ids[i], p->limits->vocab_size);
+        }
+    }
+    return check_length(p, prompt->n);
+}
+
+/* A string, ids, or an array of either. */
+static lk_status_t parse_prompt(parse_t *p)
+{
+    const json_t *value = get(p, "prompt");
+    bool one = json_is_string(value) ||
+               (json_is_array(value) && json_is_integer(json_array_get(value, 0)));
+    if (!one && !(json_is_array(value) && json_array_size(value) > 0)) {
+        return REFUSE(p, "prompt",
+                      "prompt must be a string, an array of strings, of token ids, or of arrays of "
+                      "token ids, not %s",
+                      json_is_array(value) ? "an empty array" : kind_name(value));
+    }
+    size_t n = one ? 1 : json_array_size(value);
+    if (n > COMPLETION_MAX_PROMPTS || n * p->out->n > COMPLETION_MAX_CHOICES) {
+        return REFUSE(p, "prompt",
+                      "%zu prompts with n = %" PRIu64 " are too many: at most %d choices", n,
+                      p->out->n, COMPLETION_MAX_CHOICES);
+    }
+    p->out->prompts = calloc(n, sizeof p->out->prompts[0]);
+    if (p->out->prompts == NULL) {
+        return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    for (size_t i = 0; i < n; i++) {
+        const json_t *item = one ? value : json_array_get(value, i);
+        if (json_is_string(item)) {
+            LK_RETURN_IF_ERROR(add_text(p, item));
+        } else if (json_is_array(item)) {
+            LK_RETURN_IF_ERROR(add_ids(p, item));
+        } else {
+            return REFUSE(p, "prompt", "prompt[%zu] must be a string or an array of token ids, not %s",
+                          i, kind_name(item));
+        }
+    }
+    return LK_OK;
+}
+
+static lk_status_t parse_stops(parse_t *p)
+{
+    completion_params_t *out = p->out;
+    const json_t *value = get(p, "stop");
+    if (value != NULL) {
+        size_t n = json_is_array(value) ? json_array_size(value) : 1;
+        if (n > COMPLETION_MAX_STOPS) {
+            return REFUSE(p, "stop", "stop has %zu strings, at most %d are allowed", n,
+                          COMPLETION_MAX_STOPS);
+        }
+        out->stops = calloc(n + 1, sizeof out->stops[0]);
+        if (out->stops == NULL) {
+            return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
+        }
+        for (size_t i = 0; i < n; i++) {
+            const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
+            if (!json_is_string(item) || json_string_length(item) == 0) {
+                return REFUSE(p, "stop", "stop must be a string or an array of strings, none empty");
+            }
+            out->stops[out->n_stops++] = json_string_value(item);
+        }
+        if (n > 0 && p->limits->tokenizer == NULL) {
+            return no_tokenizer(p, "stop");
+        }
+    }
+    const json_t *ids = get(p, "stop_token_ids");
+    if (ids != NULL) {
+        size_t n = json_array_size(ids);
+        if (!json_is_array(ids) || n > COMPLETION_MAX_STOP_IDS) {
+            return REFUSE(p, "stop_token_ids", "stop_token_ids must be an array of at most %d ids",
+                          COMPLETION_MAX_STOP_IDS);
+        }
+        out->stop_ids = calloc(n + 1, sizeof out->stop_ids[0]);
+        if (out->stop_ids == NULL) {
+            return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
+        }
+        LK_RETURN_IF_ERROR(parse_ids(p, "stop_token_ids", ids, out->stop_ids));
+        out->sampling.stop_token_ids = (msg_bin_t){out->stop_ids, n * sizeof out->stop_ids[0]};
+    }
+    return LK_OK;
+}
+
+static lk_status_t parse_others(parse_t *p)
+{
+    completion_params_t *out = p->out;
+    const json_t *max_tokens = json_object_get(p->body, "max_tokens");
+    int64_t x = max_tokens == NULL ? 16 : 0; /* null asks for all the room */
+    LK_RETURN_IF_ERROR(parse_integer(p, "max_tokens", 1, INT32_MAX, &x));
+    out->sampling.max_tokens = (uint64_t)x;
+    if (x != 0 && out->sampling.min_tokens > out->sampling.max_tokens) {
+        return REFUSE(p, "min_tokens", "min_tokens is %" PRIu64 ", above max_tokens %" PRId64,
+                      out->sampling.min_tokens, x);
+    }
+    int64_t most = p->limits->max_logprobs < 0 ? 64 : p->limits->max_logprobs;
+    out->sampling.logprobs = -1;
+    LK_RETURN_IF_ERROR(parse_integer(p, "logprobs", 0, most, &out->sampling.logprobs));
+    int64_t seed = 0;
+    LK_RETURN_IF_ERROR(parse_integer(p, "seed", INT64_MIN, INT64_MAX, &seed));
+    out->has_seed = get(p, "seed") != NULL;
+    out->sampling.seed = (uint64_t)seed;
+
+    const json_t *salt = get(p, "cache_salt");
+    if (salt != NULL && (!json_is_string(salt) || json_string_length(salt) == 0 ||
+                         json_string_length(salt) > COMPLETION_MAX_SALT)) {
+        return REFUSE(p, "cache_salt", "cache_salt must be a string of 1 to %d bytes",
+                      COMPLETION_MAX_SALT);
+    }
+    out->cache_salt = json_string_value(salt);
+    const json_t *options = get(p, "stream_options");
+    if (options != NULL) {
+        const json_t *usage = json_object_get(options, "include_usage");
+        if (!json_is_object(options) || !(usage == NULL || json_is_boolean(usage))) {
+            return REFUSE(p, "stream_options",
+                          "stream_options must be an object; include_usage true or false");
+        }
+        if (!out->stream) {
+            return REFUSE(p, "stream_options", "stream_options needs \"stream\": true");
+        }
+        out->include_usage = json_is_true(usage);
+    }
+    const json_t *user = get(p, "user");
+    if (user != NULL && !json_is_string(user)) {
+        return REFUSE(p, "user", "user must be a string, not %s", kind_name(user));
+    }
+    return LK_OK;
+}
+
+static lk_status_t parse_model(parse_t *p)
+{
+    const json_t *model = get(p, "model");
+    if (model == NULL) {
+        return LK_OK;
+    }
+    if (!json_is_string(model)) {
+        return REFUSE(p, "model", "model must be a string, not %s", kind_name(model));
+    }
+    if (strcmp(json_string_value(model), p->limits->model) != 0) {
+        *p->param = "model";
+        return lk_error_set(p->err, LK_ERR_NOT_FOUND, "The model `%.256s` does not exist.",
+                            json_string_value(model));
+    }
+    return LK_OK;
+}
+
+lk_status_t completion_params_parse(const json_t *body, const completion_limits_t *limits,
+                                    completion_params_t *out, const char **param, lk_error_t *err)
+{
+    completion_params_t params = {0};
+    parse_t p = {body, limits, &params, param, err};
+    *param = "";
+    lk_status_t (*const steps[])(parse_t *) = {parse_model,  parse_tables, parse_others,
+                                               refuse_unsupported, parse_stops,  parse_prompt};
+    for (size_t i = 0; i < LK_ARRAY_LEN(steps); i++) {
+        lk_status_t status = steps[i](&p);
+        if (status != LK_OK) {
+            completion_params_fini(&params);
+            return status;
+        }
+    }
+    *out = params;
+    return LK_OK;
+}
+
+void completion_params_fini(completion_params_t *self)
+{
+    if (self == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < self->n_prompts; i++) {
+        free(self->prompts[i].ids);
+    }
+    free(self->prompts);
+    free(self->stops);
+    free(self->stop_ids);
+    *self = (completion_params_t){0};
+}
+
+uint64_t completion_params_max_tokens(const completion_params_t *self, size_t prompt,
+                                      const completion_limits_t *limits)
+{
+    return self->sampling.max_tokens != 0 ? self->sampling.max_tokens
+                                          : limits->max_model_len - self->prompts[prompt].n;
+}

@@ -1,0 +1,61 @@
+/*
+ * completion_params.h: the body of POST /v1/completions, checked completely before anything is
+ * sent. Pure: JSON in, parameters or an error that names the field out.
+ */
+#ifndef LK_API_FRONTEND_COMPLETION_PARAMS_H
+#define LK_API_FRONTEND_COMPLETION_PARAMS_H
+
+#include "api_frontend/tokenizer/tokenizer.h"
+#include "proto/messages.h"
+
+#include <jansson.h>
+
+#define COMPLETION_MAX_PROMPTS 4096
+#define COMPLETION_MAX_CHOICES 4096 /* prompts * n */
+#define COMPLETION_MAX_STOPS   64
+#define COMPLETION_MAX_STOP_IDS 64
+#define COMPLETION_MAX_SALT    1024 /* bytes */
+
+/* What this server can do. */
+typedef struct {
+    const char *model;
+    uint64_t max_model_len, vocab_size;
+    int64_t max_logprobs;         /* -1: vocab_size, as far as the engines go */
+    const tokenizer_t *tokenizer; /* NULL: ids only */
+} completion_limits_t;
+
+typedef struct {
+    uint32_t *ids;
+    size_t n;
+} prompt_ids_t;
+
+typedef struct {
+    prompt_ids_t *prompts;
+    size_t n_prompts;
+    uint64_t n; /* choices per prompt */
+    msg_sampling_t sampling; /* its stop_token_ids point at stop_ids; max_tokens is 0 for "all the
+                                room there is" */
+    bool has_seed;
+    uint32_t *stop_ids;
+    const char **stops; /* borrowed from the JSON */
+    size_t n_stops;
+    int64_t priority;
+    const char *cache_salt; /* borrowed; NULL: none */
+    bool stream, include_usage;
+    bool return_token_ids, return_tokens_as_token_ids, return_kv_history, return_seed;
+    bool skip_special_tokens, include_stop_str_in_output, add_special_tokens;
+} completion_params_t;
+
+/* Parses body, which must outlive *out. On an error *param is the field's name ("" if none).
+ * LK_ERR_NOT_FOUND: another model; LK_ERR_UNSUPPORTED, LK_ERR_INVALID: 400. */
+LK_MUST_USE lk_status_t completion_params_parse(const json_t *body,
+                                                const completion_limits_t *limits,
+                                                completion_params_t *out, const char **param,
+                                                lk_error_t *err);
+/* Accepts NULL and zeroed parameters. */
+void completion_params_fini(completion_params_t *self);
+/* max_tokens of a prompt: what was asked for, or the room that is left. */
+uint64_t completion_params_max_tokens(const completion_params_t *self, size_t prompt,
+                                      const completion_limits_t *limits);
+
+#endif
