@@ -26,7 +26,7 @@ static const json_t *get(const parse_t *p, const char *name)
 
 static const char *kind_name(const json_t *value)
 {
-    static const char *const names[] = {"an object",   "an array", "a string", "an integer",
+    static const char *const names[] = {"an object",     "an array", "a string", "an integer",
                                         "a real number", "true",     "false",    "null"};
     return value == NULL ? "nothing" : names[json_typeof(value)];
 }
@@ -219,8 +219,9 @@ static lk_status_t parse_id(parse_t *p, const char *name, const json_t *value, s
     }
     json_int_t id = json_integer_value(value);
     if (id < 0 || (uint64_t)id >= p->limits->vocab_size) {
-        return REFUSE(p, name, "%s[%zu] is token id %" PRId64 ", outside the vocabulary of %" PRIu64,
-                      name, i, (int64_t)id, p->limits->vocab_size);
+        return REFUSE(p, name,
+                      "%s[%zu] is token id %" PRId64 ", outside the vocabulary of %" PRIu64, name,
+                      i, (int64_t)id, p->limits->vocab_size);
     }
     *out = (uint32_t)id;
     return LK_OK;
@@ -256,9 +257,8 @@ static lk_status_t check_length(parse_t *p, size_t n_ids)
     }
     if (max_tokens > room - n_ids) {
         return REFUSE(p, "max_tokens",
-                      "This model's maximum context length is %" PRIu64
-                      " tokens, but %" PRIu64 " were asked for: %zu in the prompt and %" PRIu64
-                      " of max_tokens",
+                      "This model's maximum context length is %" PRIu64 " tokens, but %" PRIu64
+                      " were asked for: %zu in the prompt and %" PRIu64 " of max_tokens",
                       room, n_ids + max_tokens, n_ids, max_tokens);
     }
     return LK_OK;
@@ -333,8 +333,9 @@ static lk_status_t parse_prompt(parse_t *p)
         } else if (json_is_array(item)) {
             LK_RETURN_IF_ERROR(add_ids(p, item));
         } else {
-            return REFUSE(p, "prompt", "prompt[%zu] must be a string or an array of token ids, not %s",
-                          i, kind_name(item));
+            return REFUSE(p, "prompt",
+                          "prompt[%zu] must be a string or an array of token ids, not %s", i,
+                          kind_name(item));
         }
     }
     return LK_OK;
@@ -357,7 +358,8 @@ static lk_status_t parse_stops(parse_t *p)
         for (size_t i = 0; i < n; i++) {
             const json_t *item = json_is_array(value) ? json_array_get(value, i) : value;
             if (!json_is_string(item) || json_string_length(item) == 0) {
-                return REFUSE(p, "stop", "stop must be a string or an array of strings, none empty");
+                return REFUSE(p, "stop",
+                              "stop must be a string or an array of strings, none empty");
             }
             out->stops[out->n_stops++] = json_string_value(item);
         }
@@ -450,7 +452,7 @@ lk_status_t completion_params_parse(const json_t *body, const completion_limits_
     completion_params_t params = {0};
     parse_t p = {body, limits, &params, param, err};
     *param = "";
-    lk_status_t (*const steps[])(parse_t *) = {parse_model,  parse_tables, parse_others,
+    lk_status_t (*const steps[])(parse_t *) = {parse_model,        parse_tables, parse_others,
                                                refuse_unsupported, parse_stops,  parse_prompt};
     for (size_t i = 0; i < LK_ARRAY_LEN(steps); i++) {
         lk_status_t status = steps[i](&p);

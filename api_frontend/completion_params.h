@@ -10,11 +10,11 @@
 
 #include <jansson.h>
 
-#define COMPLETION_MAX_PROMPTS 4096
-#define COMPLETION_MAX_CHOICES 4096 /* prompts * n */
-#define COMPLETION_MAX_STOPS   64
+#define COMPLETION_MAX_PROMPTS  4096
+#define COMPLETION_MAX_CHOICES  4096 /* prompts * n */
+#define COMPLETION_MAX_STOPS    64
 #define COMPLETION_MAX_STOP_IDS 64
-#define COMPLETION_MAX_SALT    1024 /* bytes */
+#define COMPLETION_MAX_SALT     1024 /* bytes */
 
 /* What this server can do. */
 typedef struct {
@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     prompt_ids_t *prompts;
     size_t n_prompts;
-    uint64_t n; /* choices per prompt */
+    uint64_t n;              /* choices per prompt */
     msg_sampling_t sampling; /* its stop_token_ids point at stop_ids; max_tokens is 0 for "all the
                                 room there is" */
     bool has_seed;

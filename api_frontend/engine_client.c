@@ -343,8 +343,10 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     info->max_model_len = stats->max_model_len;
     info->num_blocks = stats->num_blocks;
     info->vocab_size = stats->vocab_size;
+    info->gates = 0;
     for (size_t i = 0; i < stats->loads.count; i++) {
         const msg_load_t *l = &stats->loads.items[i];
+        info->gates |= l->gates;
         router_report(&self->router, l->rank, l->waiting, l->running, l->kv_usage);
     }
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {

@@ -121,6 +121,7 @@ typedef struct {
     bool serving; /* the coordinator's word: every engine is READY */
     bool run, paused;
     uint64_t group_epoch, wave, round;
+    uint64_t gates; /* GATE_*: of any rank */
     uint64_t max_model_len, num_blocks, vocab_size;
     uint32_t n_ranks, n_dead;
     uint64_t dropped; /* messages that made no sense */

@@ -157,6 +157,8 @@ void fg_stats(fake_group_t *g, bool serving, bool run, uint64_t group_epoch, con
     msg.stats.serving = serving;
     msg.stats.run = run;
     msg.stats.group_epoch = group_epoch;
+    msg.stats.max_model_len = 64;
+    msg.stats.vocab_size = 300;
     msg.stats.dead.items = &name;
     msg.stats.dead.count = dead != NULL;
     engine_client_on_msg(g->client, &msg);

@@ -1,0 +1,392 @@
+#include "api_frontend/completion.h"
+#include "api_frontend/choice.h"
+#include "base/check.h"
+#include "base/log.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One choice and its engine request. */
+typedef struct {
+    completion_t *owner;
+    choice_t choice;
+    uint64_t handle;
+    bool open; /* the engine works on it */
+} slot_t;
+
+struct completion {
+    api_t *api;
+    api_call_t *call;
+    struct completion *prev, *next;
+    completion_params_t params;
+    char id[80];
+    bool begun; /* bytes of the stream are out */
+    uint64_t last_data_ns;
+    size_t n_slots, n_unfinished;
+    slot_t slots[];
+};
+
+static void destroy(completion_t *self)
+{
+    api_t *api = self->api;
+    *(self->prev != NULL ? &self->prev->next : &api->completions) = self->next;
+    if (self->next != NULL) {
+        self->next->prev = self->prev;
+    }
+    api->n_completions--;
+    for (size_t i = 0; i < self->n_slots; i++) {
+        if (self->slots[i].open) {
+            engine_client_abort(api->client, self->slots[i].handle);
+        }
+        choice_fini(&self->slots[i].choice);
+    }
+    completion_params_fini(&self->params);
+    free(self);
+}
+
+void completion_discard(completion_t *self)
+{
+    api_call_t *call = self->call;
+    destroy(self);
+    api_call_discard(call);
+}
+
+static void on_gone(api_call_t *call)
+{
+    completion_discard(call->state);
+}
+
+/* ---- writing ---- */
+
+static void put_head(const completion_t *self, lk_buf_t *out)
+{
+    lk_buf_printf(
+        out, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":",
+        self->id, self->call->unix_time);
+    lk_buf_json_str(out, self->api->model, strlen(self->api->model));
+    lk_buf_str(out, ",\"choices\":[");
+}
+
+static void put_usage(const completion_t *self, lk_buf_t *out)
+{
+    uint64_t prompt = 0, output = 0, cached = 0;
+    for (size_t i = 0; i < self->n_slots; i++) {
+        const choice_t *c = &self->slots[i].choice;
+        output += c->n_output;
+        if (i % self->params.n == 0) {
+            prompt += c->prompt->n;
+            cached += c->cached_tokens;
+        }
+    }
+    lk_buf_printf(out,
+                  "{\"prompt_tokens\":%" PRIu64 ",\"completion_tokens\":%" PRIu64
+                  ",\"total_tokens\":%" PRIu64
+                  ",\"prompt_tokens_details\":{\"cached_tokens\":%" PRIu64 "}}",
+                  prompt, output, prompt + output, cached);
+}
+
+/* False: the client does not read, and self is gone. */
+static bool send(completion_t *self, const lk_buf_t *data)
+{
+    if (!self->begun) {
+        self->begun = true;
+        api_call_stream_begin(self->call);
+    }
+    self->last_data_ns = lk_env_now_ns(self->api->env);
+    if (data->failed || !api_call_stream_data(self->call, (const char *)data->data, data->len)) {
+        LK_WARN("%s: the client does not read its stream, the request is aborted", self->id);
+        completion_discard(self);
+        return false;
+    }
+    return true;
+}
+
+static void finish_stream(completion_t *self)
+{
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    if (self->params.include_usage) {
+        lk_buf_str(&out, "data: ");
+        put_head(self, &out);
+        lk_buf_str(&out, "],\"usage\":");
+        put_usage(self, &out);
+        lk_buf_str(&out, "}\n\n");
+    }
+    lk_buf_str(&out, "data: [DONE]\n\n");
+    if (send(self, &out)) {
+        api_call_t *call = self->call;
+        destroy(self);
+        api_call_stream_end(call);
+    }
+    lk_buf_fini(&out);
+}
+
+static void finish_whole(completion_t *self)
+{
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    put_head(self, &out);
+    for (size_t i = 0; i < self->n_slots; i++) {
+        lk_buf_str(&out, i > 0 ? "," : "");
+        choice_json(&self->slots[i].choice, &out);
+    }
+    lk_buf_str(&out, "],\"usage\":");
+    put_usage(self, &out);
+    lk_buf_str(&out, "}");
+    api_call_t *call = self->call;
+    destroy(self);
+    if (out.failed) {
+        api_call_error(call, 500, NULL, "out of memory");
+    } else {
+        api_call_reply(call, 200, lk_buf_cstr(&out), out.len);
+    }
+    lk_buf_fini(&out);
+}
+
+/* One answer, or an error event where the status line is already out. */
+static void fail(completion_t *self, int http_status, const char *param, const char *text)
+{
+    if (!self->begun) {
+        api_call_t *call = self->call;
+        char name[64];
+        snprintf(name, sizeof name, "%s", param != NULL ? param : "");
+        destroy(self);
+        api_call_error(call, http_status, name, "%s", text);
+        return;
+    }
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    lk_buf_str(&out, "data: ");
+    api_error_json(&out, http_status, param, text);
+    lk_buf_str(&out, "\n\ndata: [DONE]\n\n");
+    if (send(self, &out)) {
+        api_call_t *call = self->call;
+        destroy(self);
+        api_call_stream_end(call);
+    }
+    lk_buf_fini(&out);
+}
+
+/* Writes what is new of a choice. False: self is gone. */
+static bool emit(completion_t *self, slot_t *slot)
+{
+    if (!self->params.stream || !choice_has_news(&slot->choice)) {
+        return true;
+    }
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    lk_buf_str(&out, "data: ");
+    put_head(self, &out);
+    choice_json(&slot->choice, &out);
+    lk_buf_str(&out, self->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    bool ok = send(self, &out);
+    lk_buf_fini(&out);
+    return ok;
+}
+
+static void finish_if_done(completion_t *self)
+{
+    if (self->n_unfinished == 0) {
+        if (self->params.stream) {
+            finish_stream(self);
+        } else {
+            finish_whole(self);
+        }
+    }
+}
+
+/* ---- events ---- */
+
+static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
+{
+    slot_t *slot = ctx;
+    completion_t *self = slot->owner;
+    slot->open = out->finish_reason == FINISH_NONE;
+    if (out->finish_reason == FINISH_ERROR) {
+        lk_status_t status = lk_status_is_valid(out->error_status) && out->error_status < 0
+                                 ? (lk_status_t)out->error_status
+                                 : LK_ERR_INTERNAL;
+        fail(self, lk_status_http(status), NULL,
+             out->error.len > 0 ? out->error.ptr : "the engine gave up the request");
+        return;
+    }
+    lk_error_t err = LK_ERROR_INIT;
+    lk_status_t status = choice_push(&slot->choice, out, &err);
+    if (status != LK_OK) {
+        LK_ERROR("%s: %s", self->id, err.text);
+        fail(self, lk_status_http(status), NULL, err.text);
+        return;
+    }
+    bool ended = slot->choice.finish != FINISH_NONE;
+    if (ended && slot->open) { /* a stop string */
+        engine_client_abort(self->api->client, slot->handle);
+        slot->open = false;
+    }
+    if (!emit(self, slot)) {
+        return;
+    }
+    if (ended) {
+        self->n_unfinished--;
+        finish_if_done(self);
+    }
+}
+
+/* Ends the open choices with what they have. Returns how many. */
+static size_t abort_choices(completion_t *self)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < self->n_slots; i++) {
+        slot_t *slot = &self->slots[i];
+        if (!slot->open) {
+            continue;
+        }
+        engine_client_abort(self->api->client, slot->handle);
+        slot->open = false;
+        choice_end(&slot->choice, FINISH_ABORT);
+        self->n_unfinished--;
+        n++;
+        if (!emit(self, slot)) {
+            return n;
+        }
+    }
+    finish_if_done(self);
+    return n;
+}
+
+static bool named(const completion_t *self, const json_t *ids)
+{
+    for (size_t i = 0; i < json_array_size(ids); i++) {
+        if (strcmp(json_string_value(json_array_get(ids, i)), self->id) == 0) {
+            return true;
+        }
+    }
+    return json_array_size(ids) == 0;
+}
+
+size_t api_abort_completions(api_t *self, const json_t *ids)
+{
+    size_t n = 0;
+    for (completion_t *c = self->completions; c != NULL;) {
+        completion_t *next = c->next;
+        if (named(c, ids)) {
+            n += abort_choices(c);
+        }
+        c = next;
+    }
+    return n;
+}
+
+void completion_tick_all(api_t *api)
+{
+    uint64_t now = lk_env_now_ns(api->env);
+    for (completion_t *c = api->completions; c != NULL;) {
+        completion_t *next = c->next;
+        if (c->params.stream && now - c->last_data_ns >= API_PING_NS) {
+            static uint8_t text[] = ": ping\n\n";
+            const lk_buf_t ping = {.data = text, .len = sizeof text - 1};
+            (void)!send(c, &ping);
+        }
+        c = next;
+    }
+}
+
+/* ---- start ---- */
+
+static void add_choices(completion_t *self, const completion_limits_t *limits)
+{
+    const completion_params_t *params = &self->params;
+    for (size_t i = 0; i < self->n_slots; i++) {
+        slot_t *slot = &self->slots[i];
+        const prompt_ids_t *prompt = &params->prompts[i / params->n];
+        engine_request_t request = {
+            .id = self->id,
+            .choice = (uint32_t)(i % params->n),
+            .prompt = prompt->ids,
+            .n_prompt = prompt->n,
+            .sampling = params->sampling,
+            .priority = params->priority,
+            .cache_salt = params->cache_salt,
+            .rank = self->call->rank,
+        };
+        request.sampling.max_tokens = completion_params_max_tokens(params, i / params->n, limits);
+        lk_error_t err = LK_ERROR_INIT;
+        lk_status_t status =
+            engine_client_add(self->api->client, &request, on_output, slot, &slot->handle, &err);
+        if (status != LK_OK) {
+            fail(self, lk_status_http(status),
+                 status == LK_ERR_INVALID ? "X-data-parallel-rank" : NULL, err.text);
+            return;
+        }
+        slot->open = true;
+    }
+}
+
+static completion_t *make(api_t *api, api_call_t *call, completion_params_t *params)
+{
+    size_t n = params->n_prompts * params->n;
+    completion_t *self = calloc(1, sizeof *self + n * sizeof self->slots[0]);
+    if (self == NULL) {
+        completion_params_fini(params);
+        return NULL;
+    }
+    self->api = api;
+    self->call = call;
+    self->params = *params;
+    self->n_slots = self->n_unfinished = n;
+    self->last_data_ns = lk_env_now_ns(api->env);
+    if (call->request_id[0] != '\0') {
+        snprintf(self->id, sizeof self->id, "cmpl-%s", call->request_id);
+    } else {
+        snprintf(self->id, sizeof self->id, "cmpl-%016" PRIx64 "%016" PRIx64,
+                 lk_env_random_u64(api->env), lk_env_random_u64(api->env));
+    }
+    self->next = api->completions;
+    if (self->next != NULL) {
+        self->next->prev = self;
+    }
+    api->completions = self;
+    api->n_completions++;
+    call->state = self;
+    call->on_gone = on_gone;
+    return self;
+}
+
+void api_handle_completions(api_t *api, api_call_t *call)
+{
+    if (api->draining) {
+        api_call_error(call, 503, NULL, "the server is shutting down");
+        return;
+    }
+    completion_limits_t limits;
+    api_limits(api, &limits);
+    completion_params_t params;
+    const char *param;
+    lk_error_t err = LK_ERROR_INIT;
+    lk_status_t status = completion_params_parse(call->body, &limits, &params, &param, &err);
+    if (status != LK_OK) {
+        api_call_fail(call, status, param, err.text);
+        return;
+    }
+    if (!params.has_seed) {
+        params.sampling.seed = lk_env_random_u64(api->env) >> 1; /* fits a JSON integer */
+    }
+    completion_t *self = make(api, call, &params);
+    if (self == NULL) {
+        api_call_error(call, 500, NULL, "out of memory");
+        return;
+    }
+    for (size_t i = 0; i < self->n_slots; i++) {
+        slot_t *slot = &self->slots[i];
+        slot->owner = self;
+        status = choice_init(&slot->choice, &self->params, api->tokenizer,
+                             &self->params.prompts[i / self->params.n], (uint32_t)i,
+                             self->params.stream, &err);
+        if (status != LK_OK) {
+            fail(self, lk_status_http(status), status == LK_ERR_INVALID ? "stop" : NULL, err.text);
+            return;
+        }
+    }
+    add_choices(self, &limits);
+}

@@ -1,0 +1,104 @@
+/* What the server is and how it is. */
+#include "api_frontend/api.h"
+#include "base/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void api_handle_models(api_t *api, api_call_t *call)
+{
+    engine_client_info_t info;
+    engine_client_info(api->client, &info);
+    api_call_ok(call,
+                json_pack("{s:s,s:[{s:s,s:s,s:I,s:s,s:s,s:n,s:I}]}", "object", "list", "data", "id",
+                          api->model, "object", "model", "created", (json_int_t)call->unix_time,
+                          "owned_by", "lockstep", "root", api->model, "parent", "max_model_len",
+                          (json_int_t)info.max_model_len));
+}
+
+static const char *state_name(const engine_client_info_t *info)
+{
+    if (info->n_dead > 0) {
+        return "dead";
+    }
+    if (!info->serving) {
+        return "starting";
+    }
+    if (info->gates & GATE_DIRTY) {
+        return "dirty";
+    }
+    if (info->gates & GATE_SESSION) {
+        return "updating";
+    }
+    if (info->gates & GATE_ASLEEP) {
+        return "asleep";
+    }
+    return info->paused ? "paused" : info->run ? "running" : "idle";
+}
+
+static json_t *dead_list(const api_t *api, uint32_t n_ranks)
+{
+    json_t *dead = json_array();
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const char *why = engine_client_dead_reason(api->client, r);
+        if (why != NULL) {
+            json_array_append_new(dead, json_string(why));
+        }
+    }
+    return dead;
+}
+
+/* 200 whatever the pause and weight state is: only a dead engine needs a restart. */
+void api_handle_health(api_t *api, api_call_t *call)
+{
+    engine_client_info_t info;
+    engine_client_info(api->client, &info);
+    const char *state = api->draining ? "draining" : state_name(&info);
+    if (info.n_dead == 0) {
+        api_call_ok(call, json_pack("{s:s,s:s}", "status", "ok", "state", state));
+        return;
+    }
+    json_t *dead = dead_list(api, info.n_ranks);
+    json_t *reply =
+        json_pack("{s:s,s:s,s:o,s:{s:s,s:s,s:n,s:i}}", "status", "unhealthy", "state", state,
+                  "dead", dead, "error", "message", json_string_value(json_array_get(dead, 0)),
+                  "type", "Service Unavailable", "param", "code", 503);
+    char *text = reply != NULL ? json_dumps(reply, JSON_COMPACT) : NULL;
+    json_decref(reply);
+    if (text == NULL) {
+        api_call_error(call, 503, NULL, "an engine is dead");
+        return;
+    }
+    api_call_reply(call, 503, text, strlen(text));
+    free(text);
+}
+
+void api_handle_version(api_t *api, api_call_t *call)
+{
+    api_call_ok(call, json_pack("{s:s}", "version", LOCKSTEP_VERSION));
+}
+
+void api_handle_server_info(api_t *api, api_call_t *call)
+{
+    const lk_config_t *c = api->config;
+    engine_client_info_t info;
+    engine_client_info(api->client, &info);
+    json_t *parallel =
+        json_pack("{s:I,s:i,s:i,s:i,s:b}", "data_parallel_size", (json_int_t)info.n_ranks,
+                  "tensor_parallel_size", 1, "pipeline_parallel_size", 1, "nnodes", 1,
+                  "enable_expert_parallel", (int)c->enable_expert_parallel);
+    json_t *config = json_pack(
+        "{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:s}", "model", c->model, "dtype", c->dtype, "device",
+        c->device, "weight_swap", c->weight_swap, "weight_transfer_config",
+        c->weight_transfer_config, "max_model_len", (json_int_t)info.max_model_len, "block_size",
+        (json_int_t)c->block_size, "dp_sync_interval", (json_int_t)c->dp_sync_interval,
+        "vocab_size", (json_int_t)info.vocab_size, "paused_admission", c->paused_admission);
+    json_t *group = json_pack("{s:s,s:I,s:I,s:I,s:I,s:o}", "state", state_name(&info),
+                              "group_epoch", (json_int_t)info.group_epoch, "wave",
+                              (json_int_t)info.wave, "round", (json_int_t)info.round, "num_blocks",
+                              (json_int_t)info.num_blocks, "dead", dead_list(api, info.n_ranks));
+    api_call_ok(call, json_pack("{s:s,s:s,s:s,s:b,s:o,s:o,s:o}", "version", LOCKSTEP_VERSION,
+                                "served_model_name", api->model, "trainer_endpoint",
+                                api->trainer_address, "tokenizer", api->tokenizer != NULL,
+                                "parallel_config", parallel, "config", config, "group", group));
+}
