@@ -134,81 +134,90 @@ typedef struct {
     uint32_t id, prev, next;
 } symbol_t;
 
-typedef struct {
-    uint32_t rank, at;
-} candidate_t;
+/* rank << 32 | at, so that comparing two orders them */
+typedef uint64_t candidate_t;
 
 typedef struct {
     const bpe_t *bpe;
     symbol_t *s;
-    candidate_t *heap;
+    candidate_t *heap; /* a four-way heap: half the levels, and a node's children share a line */
     size_t n_heap;
 } long_word_t;
 
-static bool before(candidate_t a, candidate_t b)
+/* The pair at `at`, or false if it can't be merged. */
+static bool candidate(const long_word_t *w, uint32_t at, candidate_t *c)
 {
-    return a.rank != b.rank ? a.rank < b.rank : a.at < b.at;
+    if (at == NONE || w->s[at].next == NONE) {
+        return false;
+    }
+    uint32_t rank = find(w->bpe, w->s[at].id, w->s[w->s[at].next].id)->rank;
+    *c = (uint64_t)rank << 32 | at;
+    return rank != NONE;
 }
 
 static void offer(long_word_t *w, uint32_t at)
 {
-    if (at == NONE || w->s[at].next == NONE) {
-        return;
-    }
-    candidate_t c = {.rank = find(w->bpe, w->s[at].id, w->s[w->s[at].next].id)->rank, .at = at};
-    if (c.rank == NONE) {
+    candidate_t c;
+    if (!candidate(w, at, &c)) {
         return;
     }
     size_t i = w->n_heap++;
-    for (; i > 0 && before(c, w->heap[(i - 1) / 2]); i = (i - 1) / 2) {
-        w->heap[i] = w->heap[(i - 1) / 2];
+    for (; i > 0 && c < w->heap[(i - 1) / 4]; i = (i - 1) / 4) {
+        w->heap[i] = w->heap[(i - 1) / 4];
+    }
+    w->heap[i] = c;
+}
+
+/* Puts c where the hole at i sinks to. */
+static void sink(long_word_t *w, size_t i, candidate_t c)
+{
+    for (;;) {
+        size_t first = 4 * i + 1, best = first;
+        if (first >= w->n_heap) {
+            break;
+        }
+        for (size_t k = first + 1; k < LK_MIN(first + 4, w->n_heap); k++) {
+            best = w->heap[k] < w->heap[best] ? k : best;
+        }
+        if (c <= w->heap[best]) {
+            break;
+        }
+        w->heap[i] = w->heap[best];
+        i = best;
     }
     w->heap[i] = c;
 }
 
 static candidate_t take_first(long_word_t *w)
 {
-    candidate_t first = w->heap[0], last = w->heap[--w->n_heap];
-    size_t i = 0;
-    for (;;) {
-        size_t child = 2 * i + 1;
-        if (child >= w->n_heap) {
-            break;
-        }
-        if (child + 1 < w->n_heap && before(w->heap[child + 1], w->heap[child])) {
-            child++;
-        }
-        if (!before(w->heap[child], last)) {
-            break;
-        }
-        w->heap[i] = w->heap[child];
-        i = child;
-    }
+    candidate_t first = w->heap[0];
+    w->n_heap--;
     if (w->n_heap > 0) {
-        w->heap[i] = last;
+        sink(w, 0, w->heap[w->n_heap]);
     }
     return first;
 }
 
 static void merge_at(long_word_t *w, candidate_t c)
 {
-    symbol_t *left = &w->s[c.at];
+    uint32_t at = (uint32_t)c;
+    symbol_t *left = &w->s[at];
     if (left->id == NONE || left->next == NONE) {
         return;
     }
     symbol_t *right = &w->s[left->next];
     const bpe_merge_t *m = find(w->bpe, left->id, right->id);
-    if (m->rank != c.rank) {
+    if (m->rank != c >> 32) {
         return;
     }
     left->id = m->id;
     left->next = right->next;
     right->id = NONE;
     if (left->next != NONE) {
-        w->s[left->next].prev = c.at;
+        w->s[left->next].prev = at;
     }
     offer(w, left->prev);
-    offer(w, c.at);
+    offer(w, at);
 }
 
 static lk_status_t encode_long(const bpe_t *bpe, const uint32_t *start, size_t n, bpe_ids_t *ids,

@@ -190,8 +190,6 @@ split_search_t *split_search_new(void)
     }
     pcre2_set_match_limit(search->context, MATCH_LIMIT);
     pcre2_set_heap_limit(search->context, HEAP_LIMIT_KIB);
-    search->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL);
-    pcre2_jit_stack_assign(search->context, NULL, search->stack);
     return search;
 }
 
@@ -206,14 +204,32 @@ void split_search_destroy(split_search_t **search)
     }
 }
 
+/* Compiled patterns run on 32 KiB of the thread's own stack until one needs more: most never do,
+ * and a stack of its own costs more than matching a short text. */
+static int match(split_search_t *search, const split_regex_t *regex, const char *text, size_t len,
+                 size_t from)
+{
+    /* the text is known to be UTF-8: a check per match would make a pass quadratic */
+    int rc = pcre2_match(regex->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, search->data,
+                         search->context);
+    if (rc == PCRE2_ERROR_JIT_STACKLIMIT && search->stack == NULL) {
+        search->stack = pcre2_jit_stack_create(JIT_STACK_MIN, JIT_STACK_MAX, NULL);
+        if (search->stack == NULL) {
+            return PCRE2_ERROR_NOMEMORY;
+        }
+        pcre2_jit_stack_assign(search->context, NULL, search->stack);
+        rc = pcre2_match(regex->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, search->data,
+                         search->context);
+    }
+    return rc;
+}
+
 lk_status_t split_search_next(split_search_t *search, const split_regex_t *regex, const char *text,
                               size_t len, size_t *from, size_t *last_end, size_t *start,
                               size_t *end, lk_error_t *err)
 {
     while (*from <= len) {
-        /* the text is known to be UTF-8: a check per match would make a pass quadratic */
-        int rc = pcre2_match(regex->code, (PCRE2_SPTR)text, len, *from, PCRE2_NO_UTF_CHECK,
-                             search->data, search->context);
+        int rc = match(search, regex, text, len, *from);
         if (rc == PCRE2_ERROR_NOMATCH) {
             return LK_ERR_NOT_FOUND;
         }
