@@ -72,7 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(t == NULL && (json == NULL || err.text[0] != '\0'));
         return 0;
     }
-    for (unsigned flags = 0; flags < 4; flags++) {
+    for (unsigned flags = 0; flags < 4; flags += 3) { /* neither and both */
         uint32_t *ids;
         size_t n;
         if (tokenizer_encode(t, text, text_len, flags, &ids, &n, &err) == LK_OK) {
