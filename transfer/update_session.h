@@ -5,8 +5,10 @@
  * (session open, dirty) live there too; this object knows what this rank did.
  *
  * States:  UNCONFIGURED -> (init) -> INITIALISING -> READY <-> OPEN (start..finish) <-> RECEIVING
- * A failure in INITIALISING goes to UNCONFIGURED; one in RECEIVING to READY with `touched` set if
- * any byte reached the sink.
+ * A failure in INITIALISING or RECEIVING goes to UNCONFIGURED: a connection that was cut in
+ * mid-stream is closed, and the trainer has to initialise again. `touched` is set if any byte
+ * reached the sink; then only a session that brings every tensor of the model can be finished.
+ * INIT in an open session is refused: abort_weight_update first.
  */
 #ifndef LK_TRANSFER_UPDATE_SESSION_H
 #define LK_TRANSFER_UPDATE_SESSION_H
@@ -62,7 +64,9 @@ LK_MUST_USE lk_status_t update_session_test(update_session_t *self, lk_error_t *
 void update_session_cancel(update_session_t *self, const char *why);
 
 /* The group's verdict on the last call, after its outcome round. For a FINISH that committed: calls
- * sink.commit. For a failed INIT/UPDATE on any rank: drops back to what all ranks share. */
+ * sink.commit. For a failed INIT/UPDATE on any rank: drops back to what all ranks share
+ * (UNCONFIGURED). For a failed FINISH: READY with `touched` set. A call that post refused for its
+ * order or its body changed nothing, and its outcome changes nothing. */
 LK_MUST_USE lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, bool ok,
                                                lk_error_t *err);
 
