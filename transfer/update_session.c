@@ -1,0 +1,466 @@
+#include "transfer/update_session.h"
+#include "base/check.h"
+#include "transfer/update_spec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct update_session {
+    const wte_ops_t *ops; /* NULL: not configured */
+    void *engine;         /* its state */
+    wte_context_t ctx;
+    weight_sink_t sink;
+    packed_options_t packing; /* of the last init_info */
+    packed_options_t packing_next;
+
+    update_state_t state;
+    update_verb_t posted; /* 0: none; else its outcome is still to come */
+    bool entered;         /* the posted call was legal and had its effect here */
+    update_spec_t spec;
+    bool touched, stale;     /* stale: a session begins over a failed one's remains */
+    char canceled[256];      /* why; empty: not canceled */
+    wte_progress_t progress; /* of the last update */
+};
+
+static const char *const verb_names[] = {
+#define X(name, value, text) [value] = text,
+    UPDATE_VERB_TABLE(X)
+#undef X
+};
+
+const char *update_verb_name(update_verb_t verb)
+{
+    return verb >= 1 && verb < LK_ARRAY_LEN(verb_names) ? verb_names[verb] : "?";
+}
+
+const char *update_state_name(update_state_t state)
+{
+    switch (state) {
+#define X(name)                                                                                    \
+    case UPDATE_STATE_##name:                                                                      \
+        return #name;
+        UPDATE_STATE_TABLE(X)
+#undef X
+    }
+    return "?";
+}
+
+/* ---- which call is legal in which state: NULL, or the text of the refusal ---- */
+
+#define NOT_OPEN_UPDATE "start_weight_update must be called before update_weights."
+#define NOT_OPEN_FINISH "finish_weight_update called without a matching start_weight_update."
+#define ALREADY_OPEN                                                                               \
+    "start_weight_update called while a weight update is already active. Call "                    \
+    "finish_weight_update first."
+#define INIT_OPEN                                                                                  \
+    "init_weight_transfer_engine called while a weight update is active. Call "                    \
+    "finish_weight_update or abort_weight_update first."
+#define NOT_INITIALIZED "Weight transfer not initialized. Call init_weight_transfer_engine first."
+#define INITIALISING    "init_weight_transfer_engine has not finished yet."
+#define RECEIVING       "update_weights has not finished yet."
+
+#define N_STATES (UPDATE_STATE_RECEIVING + 1)
+#define N_VERBS  (UPDATE_VERB_SET_VERSION + 1)
+
+static const char *const refusals[N_STATES][N_VERBS] = {
+    [UPDATE_STATE_UNCONFIGURED] = {[UPDATE_VERB_START] = NOT_INITIALIZED,
+                                   [UPDATE_VERB_UPDATE] = NOT_OPEN_UPDATE,
+                                   [UPDATE_VERB_FINISH] = NOT_OPEN_FINISH},
+    [UPDATE_STATE_INITIALISING] = {[UPDATE_VERB_INIT] = INITIALISING,
+                                   [UPDATE_VERB_START] = INITIALISING,
+                                   [UPDATE_VERB_UPDATE] = NOT_OPEN_UPDATE,
+                                   [UPDATE_VERB_FINISH] = NOT_OPEN_FINISH},
+    [UPDATE_STATE_READY] =
+        {[UPDATE_VERB_UPDATE] = NOT_OPEN_UPDATE, [UPDATE_VERB_FINISH] = NOT_OPEN_FINISH},
+    [UPDATE_STATE_OPEN] = {[UPDATE_VERB_INIT] = INIT_OPEN, [UPDATE_VERB_START] = ALREADY_OPEN},
+    [UPDATE_STATE_RECEIVING] = {[UPDATE_VERB_INIT] = INIT_OPEN,
+                                [UPDATE_VERB_START] = ALREADY_OPEN,
+                                [UPDATE_VERB_UPDATE] = RECEIVING,
+                                [UPDATE_VERB_FINISH] = RECEIVING},
+};
+
+/* ---- the sink as the engine sees it: notes that bytes reached it ---- */
+
+static lk_status_t watched_check(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->check(self->sink.ctx, tensors, n, err);
+}
+
+static lk_status_t watched_plan(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->plan(self->sink.ctx, tensors, n, err);
+}
+
+static void *watched_direct(void *ctx, size_t index)
+{
+    update_session_t *self = ctx;
+    if (self->sink.ops->direct == NULL) {
+        return NULL;
+    }
+    void *place = self->sink.ops->direct(self->sink.ctx, index);
+    self->touched = self->touched || place != NULL;
+    return place;
+}
+
+static lk_status_t watched_tensor(void *ctx, size_t index, const void *bytes, size_t len,
+                                  lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    self->touched = true;
+    return self->sink.ops->tensor(self->sink.ctx, index, bytes, len, err);
+}
+
+static bool watched_complete(void *ctx)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->complete(self->sink.ctx);
+}
+
+static void watched_begin(void *ctx)
+{
+    update_session_t *self = ctx;
+    self->sink.ops->begin(self->sink.ctx);
+}
+
+static lk_status_t watched_commit(void *ctx, lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->commit(self->sink.ctx, err);
+}
+
+static digest_t watched_digest(void *ctx)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->digest(self->sink.ctx);
+}
+
+static const weight_sink_ops_t watched_ops = {
+    .check = watched_check,
+    .plan = watched_plan,
+    .direct = watched_direct,
+    .tensor = watched_tensor,
+    .complete = watched_complete,
+    .begin = watched_begin,
+    .commit = watched_commit,
+    .digest = watched_digest,
+};
+
+/* ---- life ---- */
+
+update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *ctx,
+                                     const weight_sink_t *sink)
+{
+    update_session_t *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->ops = ops;
+    self->ctx = *ctx;
+    self->sink = *sink;
+    self->packing = PACKED_OPTIONS_DEFAULT;
+    if (ops != NULL) {
+        self->engine = calloc(1, ops->state_size);
+        if (self->engine == NULL) {
+            free(self);
+            return NULL;
+        }
+    }
+    return self;
+}
+
+void update_session_destroy(update_session_t **self_p)
+{
+    if (self_p == NULL || *self_p == NULL) {
+        return;
+    }
+    update_session_t *self = *self_p;
+    *self_p = NULL;
+    if (self->ops != NULL) {
+        self->ops->fini(self->engine);
+        free(self->engine);
+    }
+    update_spec_fini(&self->spec);
+    free(self);
+}
+
+/* ---- checks ---- */
+
+static lk_status_t check_configured(const update_session_t *self, update_verb_t verb,
+                                    lk_error_t *err)
+{
+    if (verb < UPDATE_VERB_INIT || verb > UPDATE_VERB_SET_VERSION) {
+        return lk_error_set(err, LK_ERR_INVALID, "unknown weight call %d", (int)verb);
+    }
+    if (self->ops == NULL && verb != UPDATE_VERB_SET_VERSION) {
+        return lk_error_set(err, LK_ERR_STATE,
+                            "Weight transfer not configured. Please set weight_transfer_config to "
+                            "enable weight transfer.");
+    }
+    return LK_OK;
+}
+
+static lk_status_t parse_init(const update_session_t *self, const char *text, size_t len,
+                              update_spec_t *out, lk_error_t *err)
+{
+    update_spec_t spec = {0};
+    LK_RETURN_IF_ERROR(update_spec_init(&spec, text, len, err));
+    lk_status_t st = self->ops->init_check(spec.info, &self->ctx, err);
+    if (st < 0) {
+        update_spec_fini(&spec);
+        return st;
+    }
+    spec.packing = update_spec_packing(spec.info, PACKED_OPTIONS_DEFAULT);
+    *out = spec;
+    return LK_OK;
+}
+
+static wte_update_t wte_update(const update_spec_t *spec)
+{
+    return (wte_update_t){.tensors = spec->tensors,
+                          .n_tensors = spec->n_tensors,
+                          .packed = spec->packing.packed,
+                          .packed_buffer_size_bytes = spec->packing.buffer_size_bytes,
+                          .packed_num_buffers = spec->packing.num_buffers,
+                          .update_info = spec->info};
+}
+
+static lk_status_t parse_update(const update_session_t *self, const char *text, size_t len,
+                                update_spec_t *out, lk_error_t *err)
+{
+    update_spec_t spec = {0};
+    LK_RETURN_IF_ERROR(update_spec_update(&spec, self->ops->name, text, len, self->ctx.dp_rank,
+                                          self->ctx.dp_size, self->packing, err));
+    lk_status_t st = self->sink.ops->check(self->sink.ctx, spec.tensors, spec.n_tensors, err);
+    if (st >= 0 &&
+        self->state == UPDATE_STATE_OPEN) { /* else the order is refused, with its text */
+        wte_update_t update = wte_update(&spec);
+        st = self->ops->update_check(self->engine, &update, err);
+    }
+    if (st < 0) {
+        update_spec_fini(&spec);
+        return st;
+    }
+    *out = spec;
+    return LK_OK;
+}
+
+static lk_status_t parse_any(const update_session_t *self, update_verb_t verb, const char *text,
+                             size_t len, update_spec_t *out, lk_error_t *err)
+{
+    LK_RETURN_IF_ERROR(check_configured(self, verb, err));
+    switch (verb) {
+    case UPDATE_VERB_INIT:
+        return parse_init(self, text, len, out, err);
+    case UPDATE_VERB_UPDATE:
+        return parse_update(self, text, len, out, err);
+    case UPDATE_VERB_FINISH:
+        return update_spec_finish(text, len, err);
+    case UPDATE_VERB_SET_VERSION:
+        return update_spec_version(text, len, err);
+    case UPDATE_VERB_START: /* older callers send a body here; none of it matters */
+    case UPDATE_VERB_ABORT:
+        break;
+    }
+    return LK_OK;
+}
+
+lk_status_t update_session_check(const update_session_t *self, update_verb_t verb, const char *spec,
+                                 size_t spec_len, lk_error_t *err)
+{
+    update_spec_t parsed = {0};
+    lk_status_t st = parse_any(self, verb, spec, spec_len, &parsed, err);
+    update_spec_fini(&parsed);
+    return st;
+}
+
+/* ---- post ---- */
+
+static lk_status_t enter_init(update_session_t *self, update_spec_t *spec, lk_error_t *err)
+{
+    /* the older connection is gone either way */
+    self->state = UPDATE_STATE_UNCONFIGURED;
+    lk_status_t st = self->ops->init_post(self->engine, spec->info, &self->ctx, err);
+    if (st >= 0) {
+        self->packing_next = spec->packing;
+        self->state = UPDATE_STATE_INITIALISING;
+    }
+    return st < 0 ? st : LK_OK;
+}
+
+static lk_status_t enter_update(update_session_t *self, update_spec_t *spec, lk_error_t *err)
+{
+    LK_RETURN_IF_ERROR(self->sink.ops->plan(self->sink.ctx, spec->tensors, spec->n_tensors, err));
+    update_spec_fini(&self->spec);
+    self->spec = *spec;
+    *spec = (update_spec_t){0};
+    wte_update_t update = wte_update(&self->spec);
+    weight_sink_t watched = {&watched_ops, self};
+    lk_status_t st = self->ops->update_post(self->engine, &update, &watched, err);
+    if (st < 0) {
+        update_spec_fini(&self->spec);
+        return st;
+    }
+    self->state = UPDATE_STATE_RECEIVING;
+    return LK_OK;
+}
+
+static lk_status_t enter_finish(update_session_t *self, lk_error_t *err)
+{
+    if (self->stale && !self->sink.ops->complete(self->sink.ctx)) {
+        return lk_error_set(
+            err, LK_ERR_STATE,
+            "finish_weight_update: an earlier update failed halfway, so this one has "
+            "to bring every tensor of the model, and some are missing.");
+    }
+    return LK_OK;
+}
+
+static void enter_abort(update_session_t *self)
+{
+    if (self->state == UPDATE_STATE_RECEIVING || self->state == UPDATE_STATE_INITIALISING) {
+        self->ops->abort(self->engine);
+        self->state = UPDATE_STATE_UNCONFIGURED;
+        update_spec_fini(&self->spec);
+    } else if (self->state == UPDATE_STATE_OPEN) {
+        self->state = UPDATE_STATE_READY;
+    }
+}
+
+lk_status_t update_session_post(update_session_t *self, update_verb_t verb, const char *spec,
+                                size_t spec_len, lk_error_t *err)
+{
+    self->posted = verb;
+    self->entered = false;
+    self->canceled[0] = '\0';
+    LK_RETURN_IF_ERROR(check_configured(self, verb, err));
+    const char *refusal = refusals[self->state][verb];
+    if (refusal != NULL) {
+        return lk_error_set(err, LK_ERR_STATE, "%s", refusal);
+    }
+    update_spec_t parsed = {0};
+    LK_RETURN_IF_ERROR(parse_any(self, verb, spec, spec_len, &parsed, err));
+    lk_status_t st = LK_OK;
+    self->entered = true;
+    switch (verb) {
+    case UPDATE_VERB_INIT:
+        st = enter_init(self, &parsed, err);
+        break;
+    case UPDATE_VERB_START:
+        self->stale = self->touched;
+        self->sink.ops->begin(self->sink.ctx);
+        self->state = UPDATE_STATE_OPEN;
+        break;
+    case UPDATE_VERB_UPDATE:
+        st = enter_update(self, &parsed, err);
+        break;
+    case UPDATE_VERB_FINISH:
+        st = enter_finish(self, err);
+        break;
+    case UPDATE_VERB_ABORT:
+        enter_abort(self);
+        break;
+    case UPDATE_VERB_SET_VERSION:
+        break;
+    }
+    update_spec_fini(&parsed);
+    return st;
+}
+
+/* ---- test, cancel, outcome ---- */
+
+static lk_status_t canceled_text(update_session_t *self, lk_status_t st, lk_error_t *err)
+{
+    if (st == LK_ERR_CANCELED && self->canceled[0] != '\0') {
+        lk_error_set(err, st, "%s", self->canceled);
+    }
+    return st;
+}
+
+lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
+{
+    lk_status_t st = LK_OK;
+    if (self->state == UPDATE_STATE_INITIALISING) {
+        st = self->ops->init_test(self->engine, err);
+        if (st == LK_OK) {
+            self->state = UPDATE_STATE_READY;
+            self->packing = self->packing_next;
+        } else if (st < 0) {
+            self->state = UPDATE_STATE_UNCONFIGURED;
+        }
+    } else if (self->state == UPDATE_STATE_RECEIVING) {
+        st = self->ops->update_test(self->engine, err);
+        self->ops->progress(self->engine, &self->progress);
+        if (st != LK_INPROGRESS) {
+            update_spec_fini(&self->spec);
+            self->state = st == LK_OK ? UPDATE_STATE_OPEN : UPDATE_STATE_UNCONFIGURED;
+        }
+    }
+    return canceled_text(self, st, err);
+}
+
+void update_session_cancel(update_session_t *self, const char *why)
+{
+    if (self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING) {
+        snprintf(self->canceled, sizeof self->canceled, "%s", why);
+        self->ops->abort(self->engine);
+    }
+}
+
+/* Some rank failed what this one may have done: back to what all ranks share. */
+static void undo(update_session_t *self, update_verb_t verb)
+{
+    if (verb == UPDATE_VERB_INIT || verb == UPDATE_VERB_UPDATE) {
+        self->ops->abort(self->engine);
+        update_spec_fini(&self->spec);
+        self->state = UPDATE_STATE_UNCONFIGURED;
+    } else if (verb == UPDATE_VERB_FINISH) {
+        self->touched = true; /* none committed: no rank may use what it received */
+        self->state = UPDATE_STATE_READY;
+    }
+}
+
+lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, bool ok,
+                                   lk_error_t *err)
+{
+    bool mine = self->posted == verb && self->entered;
+    self->posted = 0;
+    self->entered = false;
+    if (!mine) {
+        return LK_OK; /* refused here: it changed nothing */
+    }
+    if (!ok) {
+        undo(self, verb);
+    } else if (verb == UPDATE_VERB_FINISH) {
+        LK_RETURN_IF_ERROR(self->sink.ops->commit(self->sink.ctx, err));
+        self->touched = self->stale = false;
+        self->state = UPDATE_STATE_READY;
+    }
+    return LK_OK;
+}
+
+update_state_t update_session_state(const update_session_t *self)
+{
+    return self->state;
+}
+
+bool update_session_touched(const update_session_t *self)
+{
+    return self->touched;
+}
+
+void update_session_progress(const update_session_t *self, wte_progress_t *out)
+{
+    *out = self->progress;
+    if (self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING) {
+        self->ops->progress(self->engine, out);
+    }
+}
+
+size_t update_session_pollfds(const update_session_t *self, struct pollfd *fds, size_t room)
+{
+    bool busy = self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING;
+    return busy ? self->ops->pollfds(self->engine, fds, room) : 0;
+}
