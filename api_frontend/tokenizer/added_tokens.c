@@ -127,7 +127,8 @@ static bool is_space(uint32_t c)
            c == 0x205F || c == 0x3000;
 }
 
-/* A character of words: letters, marks, decimal digits, letter numbers, connectors, joiners. */
+/* A character of words: alphabetic ones (the circled letters too), marks, decimal digits,
+ * connectors, joiners. */
 static bool is_word(uint32_t c)
 {
     switch (utf8proc_category((utf8proc_int32_t)c)) {
@@ -144,7 +145,9 @@ static bool is_word(uint32_t c)
     case UTF8PROC_CATEGORY_PC:
         return true;
     default:
-        return c == 0x200C || c == 0x200D;
+        return c == 0x200C || c == 0x200D || (c >= 0x24B6 && c <= 0x24E9) ||
+               (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
+               (c >= 0x1F170 && c <= 0x1F189);
     }
 }
 

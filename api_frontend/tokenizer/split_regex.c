@@ -29,7 +29,10 @@ struct split_search {
 #define SPACE_MEMBERS                                                                              \
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}"       \
     "\\x{3000}"
-#define WORD_MEMBERS "\\p{L}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD_MEMBERS                                                                               \
+    "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}\\x{1f150}-\\x{"     \
+    "1f169}"                                                                                       \
+    "\\x{1f170}-\\x{1f189}"
 
 /* Escapes that Ruby and PCRE2 read differently, or that only one of them has. */
 #define REFUSED_ESCAPES "CEGHKNQRUVXYhvyg"

@@ -311,6 +311,7 @@ START_TEST(huge_counts_stay_in_bounds)
     expect_bomb("{\"a\":[", "\"\",", 40u << 20, LK_ERR_TOO_LARGE);
     expect_bomb("{\"a\":", "[", 40u << 20, LK_ERR_TOO_LARGE);
     expect_bomb("{\"a\":\"", "x", 40u << 20, LK_ERR_INVALID); /* never closed */
+    expect_bomb("{\"a\":[", "\"\",", 11u << 20, LK_ERR_INVALID);
     expect_bomb("{\"a\":[", "[],", 3u << 20, LK_ERR_INVALID); /* under the limits, not JSON */
 }
 END_TEST
