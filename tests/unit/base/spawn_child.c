@@ -66,14 +66,16 @@ int main(int argc, char **argv)
         }
         snprintf(text, sizeof text, "%s", status == LK_OK ? line : err.text);
     }
-    spawn_child_report(&status_fd, true, text);
     if (strcmp(how, "stubborn") == 0) { /* does not look at its launcher's pipe */
+        spawn_child_report(&status_fd, true, text);
         for (;;) {
             pause();
         }
     }
+    /* whoever says it is ready may get a signal at once */
     lk_loop_t *loop = loop_new(lk_env_real());
     loop_catch_signals(loop);
+    spawn_child_report(&status_fd, true, text);
     loop_watch_parent(loop, parent_fd);
     while (loop_stop_reason(loop) == NULL) {
         loop_wait(loop, NULL, 0, UINT64_MAX);
