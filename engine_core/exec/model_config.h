@@ -12,7 +12,7 @@ typedef enum { ARCH_LLAMA, ARCH_QWEN2, ARCH_QWEN3, ARCH_QWEN3_MOE } model_arch_t
 typedef enum { ROPE_DEFAULT, ROPE_LLAMA3 } rope_type_t;
 
 #define MODEL_MAX_LAYERS 256
-#define MODEL_MAX_EOS 8
+#define MODEL_MAX_EOS    8
 
 typedef struct {
     model_arch_t arch;
@@ -31,7 +31,8 @@ typedef struct {
     /* mixture of experts; num_experts 0 for dense models */
     uint32_t num_experts, num_experts_per_tok, moe_intermediate_size;
     bool norm_topk_prob;
-    bool moe_layer[MODEL_MAX_LAYERS]; /* sparse MLP in this layer (decoder_sparse_step, mlp_only_layers) */
+    bool moe_layer[MODEL_MAX_LAYERS];      /* sparse MLP in this layer (decoder_sparse_step,
+                                              mlp_only_layers) */
     uint32_t eos_token_ids[MODEL_MAX_EOS]; /* config.json and generation_config.json */
     uint32_t n_eos;
     lk_dtype_t checkpoint_dtype;
@@ -41,7 +42,8 @@ typedef struct {
 LK_MUST_USE lk_status_t model_config_load(const char *dir, model_config_t *out, lk_error_t *err);
 /* From JSON text; for tests and fuzzers. generation may be NULL. */
 LK_MUST_USE lk_status_t model_config_parse(const char *json, size_t len, const char *generation,
-                                           size_t generation_len, model_config_t *out, lk_error_t *err);
+                                           size_t generation_len, model_config_t *out,
+                                           lk_error_t *err);
 void model_config_dims(const model_config_t *config, name_rules_dims_t *out);
 
 #endif

@@ -7,6 +7,13 @@
 
 #include "engine_core/exec/weight_table.h"
 
+/* True under sanitizers, which answer impossible allocations and RLIMIT_AS in their own way. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#else
+#define SANITIZED 0
+#endif
+
 #define N_MODEL_FIXTURES 7
 extern const char *const model_fixtures[N_MODEL_FIXTURES];
 

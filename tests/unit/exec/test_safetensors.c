@@ -11,12 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1 /* shadow memory does not live under RLIMIT_AS */
-#else
-#define SANITIZED 0
-#endif
-
 /* A header's JSON and the number of data bytes behind it, as a file's bytes. */
 typedef struct {
     char *bytes;
@@ -212,7 +206,7 @@ END_TEST
  * 1 GiB of address space, and ends in an error rather than a crash. */
 START_TEST(memory_is_bounded)
 {
-    static const char *const units[] = {"[],", "{},", "0,", "\"\","};
+    static const char *const units[] = {"{},", "\"\","};
     if (SANITIZED) {
         return;
     }

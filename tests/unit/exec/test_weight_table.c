@@ -503,9 +503,11 @@ START_TEST(storage_that_cannot_be_had_is_an_error)
     config.moe_intermediate_size = 1u << 20;
     config.num_experts = 1024;
     config.num_layers = 3;
-    ck_assert_ptr_null(weight_table_new(&config, LK_DTYPE_F32, 0, 1, &err));
-    ck_assert_int_eq(err.status, LK_ERR_NO_MEMORY);
-    ck_assert_ptr_nonnull(strstr(err.text, "no memory for"));
+    if (!SANITIZED) {
+        ck_assert_ptr_null(weight_table_new(&config, LK_DTYPE_F32, 0, 1, &err));
+        ck_assert_int_eq(err.status, LK_ERR_NO_MEMORY);
+        ck_assert_ptr_nonnull(strstr(err.text, "no memory for"));
+    }
     weight_table_destroy(NULL);
     weight_table_t *none = NULL;
     weight_table_destroy(&none);
