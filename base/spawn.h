@@ -59,7 +59,8 @@ void spawn_fini(spawn_t *self);
  * not given: the program was started by hand. LK_ERR_INVALID names a variable that is no open
  * descriptor. */
 LK_MUST_USE lk_status_t spawn_child_fds(int *parent_fd, int *status_fd, lk_error_t *err);
-/* Writes the line and closes *status_fd (-1: nothing happens). Line breaks become blanks. */
+/* Writes the line and closes *status_fd (-1: nothing happens). Line breaks become blanks. Catch
+ * signals first: whoever reads "ready" may send one. */
 void spawn_child_report(int *status_fd, bool ready, const char *text);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static uint64_t run_seed;
@@ -50,6 +51,16 @@ const char *test_tmpdir(void)
         atexit(remove_tmpdir);
     }
     return tmpdir;
+}
+
+void test_memory_cap(uint64_t bytes)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    (void)bytes;
+#else
+    struct rlimit cap = {bytes, bytes};
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &cap), 0);
+#endif
 }
 
 int main(void)

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 static lk_buf_t envelope, body;
 static lk_prng_t prng;
@@ -205,8 +204,7 @@ START_TEST(test_hostile_under_memory_cap)
     msg_t msg = {.type = MSG_OUTPUTS}, got;
     lk_error_t err = LK_ERROR_INIT;
     encode(&msg);
-    struct rlimit cap = {512u << 20, 512u << 20};
-    ck_assert_int_eq(setrlimit(RLIMIT_AS, &cap), 0);
+    test_memory_cap(512u << 20);
     ck_assert_int_eq(msg_decode(envelope.data, envelope.len, "\xdd\x0f\xff\xff\xff", 5, &got, &err),
                      LK_ERR_INVALID);
     ck_assert_int_eq(msg_decode(envelope.data, envelope.len, "\x93\x01\x02\xdd\x0f\xff\xff\xff\x90",

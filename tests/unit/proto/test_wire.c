@@ -6,7 +6,6 @@
 #include "tests/lib/test_main.h"
 
 #include <string.h>
-#include <sys/resource.h>
 
 static const wire_limits_t limits = {1 << 20, 1000, 4};
 
@@ -45,8 +44,7 @@ START_TEST(test_hostile_headers)
         HOSTILE("\xc7"),
 #undef HOSTILE
     };
-    struct rlimit cap = {512u << 20, 512u << 20};
-    ck_assert_int_eq(setrlimit(RLIMIT_AS, &cap), 0);
+    test_memory_cap(512u << 20);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         lk_error_t err = LK_ERROR_INIT;
         wire_doc_t doc = {0};
