@@ -420,6 +420,14 @@ void engine_client_poll(engine_client_t *self)
     utility_calls_poll(self->utilities);
 }
 
+void engine_client_end_calls(engine_client_t *self, const char *why)
+{
+    cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE, why);
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        utility_calls_on_dead(self->utilities, r, why);
+    }
+}
+
 /* ---- control calls ---- */
 
 /* Refuses a call at once when it can't be carried out. */

@@ -115,6 +115,9 @@ void engine_client_update(engine_client_t *self, update_verb_t verb, const char 
 void engine_client_utility(engine_client_t *self, const char *method, const char *args,
                            uint64_t timeout_ns, engine_result_fn fn, void *ctx);
 
+/* Answers every open call with LK_ERR_UNAVAILABLE. Requests go on. */
+void engine_client_end_calls(engine_client_t *self, const char *why);
+
 /* ---- what is known of the group ---- */
 
 typedef struct {
