@@ -9,11 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define TICK_MS        50
-#define DRAIN_BUDGET   256                /* messages of one socket before others get a turn */
-#define FLUSH_NS       (1 * LK_SECOND_NS) /* at the end: for last bytes to reach slow clients */
-#define MAX_TRANSFER_S 1800.0 /* backstop of a weight transfer; engines stop one without progress  \
-                               */
+#define TICK_MS      50
+#define DRAIN_BUDGET 256                /* messages of one socket before others get a turn */
+#define FLUSH_NS     (1 * LK_SECOND_NS) /* at the end: for last bytes to reach slow clients */
+#define MAX_TRANSFER_S                                                                             \
+    1800.0 /* backstop of a weight transfer; engines stop one without progress                     \
+            */
 
 /* WAIT_INIT: HELLO is sent. WAIT_SERVING: READY is sent. DRAINING: no new work, running requests
  * may finish. FLUSHING: everything is answered, bytes are on their way. */
@@ -136,9 +137,14 @@ void frontend_stop(frontend_t *self, const char *why)
 static lk_status_t open_port(frontend_t *self, int which, port_kind_t kind, bool bind,
                              const char *address, const char *what, lk_error_t *err);
 
+void frontend_wake(frontend_t *self)
+{
+    event_active(self->drain, EV_TIMEOUT, 0);
+}
+
 static void after_http_event(void *ctx)
 {
-    event_active(((frontend_t *)ctx)->drain, EV_TIMEOUT, 0);
+    frontend_wake(ctx);
 }
 
 static lk_status_t make_client(frontend_t *self, const msg_init_t *init, lk_error_t *err)

@@ -34,6 +34,9 @@ void frontend_destroy(frontend_t **self_p);
  * they have. on_end follows. Again: no effect. */
 void frontend_stop(frontend_t *self, const char *why);
 
+/* Looks at every socket soon; for ports without a descriptor (port_mem). */
+void frontend_wake(frontend_t *self);
+
 /* A host that only this machine reaches. */
 bool frontend_is_loopback(const char *host);
 /* Refuses what must not be started: another host than loopback without keys (decision 19). */

@@ -328,6 +328,24 @@ static const api_route_t *find_route(struct evhttp_request *req)
     return route;
 }
 
+/* While a call is worked on: no timeout, a bound on what is read ahead, and reading goes on so that
+ * a close is noticed at once. evhttp expects no input now, so its read callback rests; it comes back
+ * with the reply. */
+static void watch_client(http_call_t *hc)
+{
+    struct evhttp_connection *conn = connection(hc);
+    struct bufferevent *bev = evhttp_connection_get_bufferevent(conn);
+    evhttp_connection_set_timeout(conn, NO_TIMEOUT);
+    evhttp_connection_set_closecb(conn, on_close, hc);
+    bufferevent_data_cb on_write;
+    bufferevent_event_cb on_event;
+    void *ctx;
+    bufferevent_getcb(bev, NULL, &on_write, &on_event, &ctx);
+    bufferevent_setcb(bev, NULL, on_write, on_event, ctx);
+    bufferevent_setwatermark(bev, EV_READ, 0, MAX_AHEAD);
+    bufferevent_enable(bev, EV_READ);
+}
+
 static void on_request(struct evhttp_request *req, void *ctx)
 {
     http_server_t *self = ctx;
@@ -353,10 +371,7 @@ static void on_request(struct evhttp_request *req, void *ctx)
     }
     read_key(req, call);
     hc->req = req;
-    struct evhttp_connection *conn = evhttp_request_get_connection(req);
-    evhttp_connection_set_timeout(conn, NO_TIMEOUT);
-    evhttp_connection_set_closecb(conn, on_close, hc);
-    bufferevent_setwatermark(evhttp_connection_get_bufferevent(conn), EV_READ, 0, MAX_AHEAD);
+    watch_client(hc);
     evhttp_request_set_on_complete_cb(req, on_complete, self);
     self->n_open++;
     struct evbuffer *body = evhttp_request_get_input_buffer(req);

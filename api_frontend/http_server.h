@@ -28,7 +28,7 @@ LK_MUST_USE lk_status_t http_server_new(struct event_base *base, api_t *api, con
                                         uint16_t port, const http_limits_t *limits,
                                         void (*after_event)(void *ctx), void *ctx,
                                         http_server_t **out, lk_error_t *err);
-/* Closes every connection; calls that are still open lose their client. Before api_fini. */
+/* Closes every connection; calls that are still open lose their client. */
 void http_server_destroy(http_server_t **self_p);
 uint16_t http_server_port(const http_server_t *self);
 /* No new connections. */
