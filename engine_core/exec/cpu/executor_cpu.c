@@ -199,7 +199,7 @@ static lk_status_t post(executor_cpu_t *self, uint32_t phase, lk_error_t *err)
 static lk_status_t test(executor_cpu_t *self, lk_error_t *err)
 {
     lk_status_t rc = self->ep.ops->test(self->ep.ctx, self->recv, err);
-    self->posted = rc == LK_INPROGRESS;
+    self->posted = rc != LK_OK; /* a failed exchange is aborted with its step */
     return rc;
 }
 
