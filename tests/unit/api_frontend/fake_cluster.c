@@ -6,11 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static lk_port_t *mem(fcl_t *c, port_kind_t kind, bool bind, const char *address)
+lk_port_t *fcl_open(fcl_t *c, port_kind_t kind, bool bind, const char *address)
 {
     lk_port_t *port = NULL;
     lk_error_t err = LK_ERROR_INIT;
-    lk_status_t status = port_mem_open(c->hub, kind, bind, address, NULL, &port, &err);
+    lk_status_t status = c->hub != NULL
+                             ? port_mem_open(c->hub, kind, bind, address, NULL, &port, &err)
+                             : port_zmq_open(kind, bind, address, NULL, &port, &err);
     CHECKF(status == LK_OK, "%s", err.text);
     return port;
 }
@@ -55,10 +57,11 @@ static lk_status_t open_port(void *ctx, port_kind_t kind, bool bind, const char 
     fcl_t *c = ctx;
     char fresh[128];
     if (address == NULL) {
-        snprintf(fresh, sizeof fresh, "ipc://@fresh-%s-%d", what, (int)c->fresh++);
+        port_ipc_address(what, fresh, sizeof fresh);
         address = fresh;
     }
-    return port_mem_open(c->hub, kind, bind, address, NULL, out, err);
+    return c->hub != NULL ? port_mem_open(c->hub, kind, bind, address, NULL, out, err)
+                          : port_zmq_open(kind, bind, address, NULL, out, err);
 }
 
 static void on_ready(void *ctx, const char *text)
@@ -90,12 +93,12 @@ static void on_hello(fcl_t *c, const msg_t *hello, const port_peer_t *peer)
     msg.init = (msg_init_t){.group_epoch = 1,
                             .dp_size = FCL_RANKS,
                             .n_frontends = 1,
-                            .events_address = msg_str("ipc://@events"),
-                            .stats_address = msg_str("ipc://@stats")};
+                            .events_address = msg_str(port_address(c->events)),
+                            .stats_address = msg_str(port_address(c->stats))};
     put(c->handshake, peer, &msg);
     for (uint32_t r = 0; r < FCL_RANKS; r++) {
-        c->input[r] = mem(c, PORT_DEALER, false, input);
-        c->output[r] = mem(c, PORT_PUSH, false, output);
+        c->input[r] = fcl_open(c, PORT_DEALER, false, input);
+        c->output[r] = fcl_open(c, PORT_PUSH, false, output);
         msg_t here = {.type = MSG_ENGINE_HERE};
         here.engine_here = (msg_engine_here_t){r, 1};
         put(c->input[r], NULL, &here);
@@ -277,7 +280,7 @@ static void turn_engine(fcl_t *c, uint32_t rank)
 
 void fcl_turn(fcl_t *c)
 {
-    if (c->frontend != NULL && !c->ended) {
+    if (c->hub != NULL && c->frontend != NULL && !c->ended) {
         frontend_wake(c->frontend);
     }
     event_base_loop(c->base, EVLOOP_NONBLOCK);
@@ -287,17 +290,26 @@ void fcl_turn(fcl_t *c)
     }
 }
 
-void fcl_init(fcl_t *c, const http_limits_t *limits, const tokenizer_t *tokenizer,
+void fcl_init(fcl_t *c, bool zmq, const http_limits_t *limits, const tokenizer_t *tokenizer,
               char *const *flags)
 {
     memset(c, 0, sizeof *c);
     c->tokens_per_turn = 1;
+    c->base = event_base_new();
+    c->hub = zmq ? NULL : port_mem_hub_new();
+    lk_port_t **ports[] = {&c->handshake, &c->events, &c->stats};
+    static const port_kind_t kinds[] = {PORT_ROUTER, PORT_PULL, PORT_PUB};
+    for (size_t i = 0; i < 3; i++) {
+        char address[128];
+        port_ipc_address("test", address, sizeof address);
+        *ports[i] = fcl_open(c, kinds[i], true, address);
+    }
     char *argv[32] = {(char *)"test",
                       (char *)"model-dir",
                       (char *)"--port",
                       (char *)"0",
                       (char *)"--coordinator-address",
-                      (char *)"ipc://@coordinator"};
+                      (char *)port_address(c->handshake)};
     int argc = 6;
     for (; flags != NULL && *flags != NULL && argc < 32; flags++) {
         argv[argc++] = *flags;
@@ -305,11 +317,6 @@ void fcl_init(fcl_t *c, const http_limits_t *limits, const tokenizer_t *tokenize
     lk_error_t err = LK_ERROR_INIT;
     lk_status_t status = config_parse(argc, argv, &c->config, &err);
     CHECKF(status == LK_OK, "%s", err.text);
-    c->base = event_base_new();
-    c->hub = port_mem_hub_new();
-    c->handshake = mem(c, PORT_ROUTER, true, "ipc://@coordinator");
-    c->events = mem(c, PORT_PULL, true, "ipc://@events");
-    c->stats = mem(c, PORT_PUB, true, "ipc://@stats");
     static frontend_deps_t deps; /* borrowed by the front end */
     deps = (frontend_deps_t){
         .base = c->base,

@@ -20,12 +20,11 @@ typedef struct {
 
 typedef struct {
     struct event_base *base;
-    port_mem_hub_t *hub;
+    port_mem_hub_t *hub; /* NULL: over ZeroMQ, as in production */
     lk_config_t config;
     frontend_t *frontend;
     lk_port_t *handshake, *events, *stats;           /* the coordinator's */
     lk_port_t *input[FCL_RANKS], *output[FCL_RANKS]; /* the engines' */
-    uint64_t fresh;                                  /* addresses given out */
     bool connected, ready, ended;
     lk_error_t end;
     char ready_text[512];
@@ -45,9 +44,11 @@ typedef struct {
     const char *dead; /* in STATS */
 } fcl_t;
 
-/* Starts everything; HTTP is open afterwards. argv: further flags, NULL at the end. */
-void fcl_init(fcl_t *c, const http_limits_t *limits, const tokenizer_t *tokenizer,
+/* Starts everything; HTTP is open afterwards. flags: further ones, NULL at the end. */
+void fcl_init(fcl_t *c, bool zmq, const http_limits_t *limits, const tokenizer_t *tokenizer,
               char *const *flags);
+/* A port of the kind that the cluster uses. */
+lk_port_t *fcl_open(fcl_t *c, port_kind_t kind, bool bind, const char *address);
 void fcl_fini(fcl_t *c);
 /* One turn of the loop and of the fakes. */
 void fcl_turn(fcl_t *c);

@@ -19,24 +19,29 @@ static tokenizer_t *tokenizer;
 static const http_limits_t limits = {
     .max_headers = 16384, .max_body = 1 << 20, .max_unsent = 64 << 10, .idle_s = 20};
 
-static void setup_flags(char *const *flags)
+static void setup_flags(bool zmq, char *const *flags)
 {
     lk_error_t err = LK_ERROR_INIT;
     ck_assert_msg(tokenizer_write_bytes(test_tmpdir(), 300, &err) == LK_OK, "%s", err.text);
     ck_assert_msg(tokenizer_load(test_tmpdir(), &tokenizer, &err) == LK_OK, "%s", err.text);
-    fcl_init(&c, &limits, tokenizer, flags);
+    fcl_init(&c, zmq, &limits, tokenizer, flags);
 }
 
 static void setup(void)
 {
-    setup_flags(NULL);
+    setup_flags(false, NULL);
+}
+
+static void setup_zmq(void)
+{
+    setup_flags(true, NULL);
 }
 
 static void setup_keys(void)
 {
     static char *const flags[] = {(char *)"--api-key", (char *)"user-key", (char *)"--admin-key",
                                   (char *)"root-key", NULL};
-    setup_flags(flags);
+    setup_flags(false, flags);
 }
 
 static void teardown(void)
@@ -619,7 +624,7 @@ END_TEST
 static void setup_drain(void)
 {
     static char *const flags[] = {(char *)"--shutdown-timeout", (char *)"60", NULL};
-    setup_flags(flags);
+    setup_flags(false, flags);
 }
 
 START_TEST(test_stop_lets_requests_finish)
@@ -704,10 +709,7 @@ static int trainer_ask(uint64_t id, const char *json)
 
 static void trainer_open(void)
 {
-    lk_error_t err = LK_ERROR_INIT;
-    ck_assert_msg(port_mem_open(c.hub, PORT_DEALER, false, c.trainer, NULL, &trainer, &err) ==
-                      LK_OK,
-                  "%s", err.text);
+    trainer = fcl_open(&c, PORT_DEALER, false, c.trainer);
 }
 
 START_TEST(test_trainer_calls)
@@ -826,6 +828,14 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_refuses_open_hosts);
     tcase_add_test(tc, test_trainer_calls);
     tcase_add_test(tc, test_trainer_garbage);
+    TCase *zmq = group(suite, "zmq", setup_zmq);
+    tcase_add_test(zmq, test_information);
+    tcase_add_test(zmq, test_pause_and_resume);
+    tcase_add_test(zmq, test_completion);
+    tcase_add_test(zmq, test_stream);
+    tcase_add_test(zmq, test_disconnect_aborts);
+    tcase_add_test(zmq, test_trainer_calls);
+    tcase_add_test(zmq, test_trainer_garbage);
     TCase *keys = group(suite, "keys", setup_keys);
     tcase_add_test(keys, test_keys);
     tcase_add_test(keys, test_trainer_key);
