@@ -293,7 +293,7 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
         vec[VEC_NGEN(self, f)] = ~stream->generation;
         vec[VEC_SEEN(self, f)] = stream->seen;
         const lk_error_t *verdict = owes && u->frontend == f ? &u->result : &stream->verdict;
-        vec[VEC_OK(self, f)] = verdict->status == LK_OK;
+        vec[VEC_OK(self, f)] = (uint64_t)((int64_t)VOTE_OK + verdict->status);
     }
     vec[VEC_EXPIRED(self)] = view->expired;
     vec[VEC_CLEAN(self)] = view->clean;

@@ -35,10 +35,10 @@
  * - A rank that drains while nothing steps (a gate is closed, or the mode is independent) has news
  *   when its last started request ends.
  *
- * Errors of a UPDATE in DONE: the order of calls (LK_ERR_STATE) is decided from replicated state,
- * the same on all ranks; what a rank refuses or fails itself carries its own status and text; a
- * rank that only follows another's refusal says LK_ERR_INVALID, another's failure LK_ERR_PEER,
- * without text.
+ * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
+ * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;
+ * one that follows has none. The order of calls (LK_ERR_STATE) is decided from replicated state,
+ * with the same text on all ranks.
  */
 #ifndef LK_ENGINE_CORE_DP_GROUP_H
 #define LK_ENGINE_CORE_DP_GROUP_H

@@ -51,13 +51,20 @@ static pause_call_t update_call(const group_t *self)
     return (pause_call_t){self->update.frontend, self->update.generation, self->update.number};
 }
 
+/* What the MIN of ok[f] says. A value that no rank can have voted counts as a failure. */
+static lk_status_t voted_status(const group_t *self, const uint64_t *v, uint32_t f)
+{
+    uint64_t value = v[VEC_OK(self, f)];
+    int64_t status = (int64_t)value - (int64_t)VOTE_OK;
+    return value <= VOTE_OK && lk_status_is_valid(status) ? (lk_status_t)status : LK_ERR_INTERNAL;
+}
+
 /* DONE of an update that failed somewhere: my own text, or none when I only follow. */
-static void push_failed(group_t *self, lk_status_t follower_status)
+static void push_failed(group_t *self, lk_status_t status)
 {
     const lk_error_t *mine = &self->update.result;
-    bool follows = mine->status == LK_OK;
-    push_done(self, update_call(self), CMD_UPDATE, self->update.verb,
-              follows ? follower_status : mine->status, follows ? "" : mine->text);
+    push_done(self, update_call(self), CMD_UPDATE, self->update.verb, status,
+              mine->status == LK_OK ? "" : mine->text);
 }
 
 /* Why this update failed, as seen from here. */
@@ -75,33 +82,34 @@ static lk_error_t failure(const group_t *self)
 }
 
 /* Every rank has committed, or tried to. */
-static void decide_commit(group_t *self, bool ok, bool same_content)
+static void decide_commit(group_t *self, lk_status_t status, bool same_content)
 {
     unsigned before = self->weights.gates;
-    if (ok && same_content) {
-        char version[WEIGHT_VERSION_MAX + 1];
+    if (status == LK_OK && same_content) {
+        char version[WEIGHT_LABEL_MAX + 1];
         bool given = false;
         lk_error_t err;
-        lk_status_t status = weight_version_parse(UPDATE_VERB_FINISH, self->update.spec,
+        lk_status_t parsed = weight_version_parse(UPDATE_VERB_FINISH, self->update.spec,
                                                   self->update.spec_len, version, &given, &err);
-        CHECKF(status == LK_OK, "a voted spec is ill-formed: %s", err.text);
+        CHECKF(parsed == LK_OK, "a voted spec is ill-formed: %s", err.text);
         weight_state_commit(&self->weights, given ? version : NULL);
         group_push(self, GROUP_ACT_PUBLISH, NULL)->keep_kv = pause_keeps_kv(&self->pause);
         push_done(self, update_call(self), CMD_UPDATE, UPDATE_VERB_FINISH, LK_OK, NULL);
         return;
     }
-    if (ok) {
-        lk_error_set(&self->update.result, LK_ERR_INVALID,
-                     "the ranks hold different weights after the update");
+    if (status == LK_OK) {
+        status = lk_error_set(&self->update.result, LK_ERR_INVALID,
+                              "the ranks hold different weights after the update");
     }
     weight_state_commit_failed(&self->weights, failure(self).text);
     group_push(self, GROUP_ACT_UPDATE_OUTCOME, NULL)->verb = UPDATE_VERB_FINISH;
     push_dirty(self, before);
-    push_failed(self, LK_ERR_PEER);
+    push_failed(self, status);
 }
 
-static void decide_plain_outcome(group_t *self, bool ok, bool clean)
+static void decide_plain_outcome(group_t *self, lk_status_t status, bool clean)
 {
+    bool ok = status == LK_OK;
     update_verb_t verb = self->update.verb;
     unsigned before = self->weights.gates;
     weight_state_outcome(&self->weights, verb, ok, clean, ok ? "" : failure(self).text);
@@ -112,25 +120,25 @@ static void decide_plain_outcome(group_t *self, bool ok, bool clean)
     if (ok) {
         push_done(self, update_call(self), CMD_UPDATE, verb, LK_OK, NULL);
     } else {
-        push_failed(self, LK_ERR_PEER);
+        push_failed(self, status);
     }
 }
 
 static void decide_outcome(group_t *self, const uint64_t *v)
 {
     group_update_t *u = &self->update;
-    bool ok = v[VEC_OK(self, u->frontend)] == 1;
+    lk_status_t status = voted_status(self, v, u->frontend);
     if (u->verb != UPDATE_VERB_FINISH) {
-        decide_plain_outcome(self, ok, v[VEC_CLEAN(self)] == 1);
+        decide_plain_outcome(self, status, v[VEC_CLEAN(self)] == 1);
     } else if (u->committing) {
-        decide_commit(self, ok, v[VEC_CONTENT(self)] == ~v[VEC_NCONTENT(self)]);
-    } else if (ok) {
+        decide_commit(self, status, v[VEC_CONTENT(self)] == ~v[VEC_NCONTENT(self)]);
+    } else if (status == LK_OK) {
         u->committing = true;
         u->phase = UPDATE_CARRYING;
         group_push(self, GROUP_ACT_UPDATE_COMMIT, NULL);
         return;
     } else {
-        push_failed(self, LK_ERR_PEER); /* refused: the session stays as it was */
+        push_failed(self, status); /* refused: the session stays as it was */
     }
     end_update(self);
 }
@@ -197,7 +205,7 @@ static void enter_update(group_t *self, pause_call_t call, command_t *command)
 
 static void relabel(group_t *self, pause_call_t call, const command_t *command)
 {
-    char version[WEIGHT_VERSION_MAX + 1];
+    char version[WEIGHT_LABEL_MAX + 1];
     bool given = false;
     lk_error_t err;
     lk_status_t status = weight_version_parse(UPDATE_VERB_SET_VERSION, command->spec,
@@ -208,26 +216,28 @@ static void relabel(group_t *self, pause_call_t call, const command_t *command)
     push_done(self, call, CMD_UPDATE, UPDATE_VERB_SET_VERSION, LK_OK, NULL);
 }
 
-/* The local verdict is looked at for its text only: that somebody refused is v's word. */
-static void refuse_update(group_t *self, pause_call_t call, const command_t *command)
+/* The local verdict is looked at for its text only: that somebody refused is the vote's word. */
+static void refuse_update(group_t *self, pause_call_t call, const command_t *command,
+                          lk_status_t status)
 {
     const command_stream_t *stream = &self->streams[call.frontend];
-    const lk_error_t *mine = &stream->verdict;
-    bool refused_here = stream->generation == call.generation && mine->status != LK_OK;
-    push_done(self, call, CMD_UPDATE, command->verb, refused_here ? mine->status : LK_ERR_INVALID,
-              refused_here ? mine->text : "");
+    bool mine = stream->generation == call.generation && stream->verdict.status != LK_OK;
+    push_done(self, call, CMD_UPDATE, command->verb, status, mine ? stream->verdict.text : "");
 }
 
 static void apply_update(group_t *self, pause_call_t call, command_t *command, const uint64_t *v)
 {
     lk_error_t err = LK_ERROR_INIT;
+    lk_status_t voted = voted_status(self, v, call.frontend);
     bool known = command->verb >= UPDATE_VERB_INIT && command->verb <= UPDATE_VERB_SET_VERSION;
     update_verb_t verb = (update_verb_t)command->verb;
     bool clean = v[VEC_CLEAN(self)] == 1;
-    if (known && weight_state_admit(&self->weights, verb, &err) < 0) {
+    if (!known || voted == LK_ERR_STATE) { /* "not configured" comes before any order of calls */
+        refuse_update(self, call, command, known ? voted : LK_ERR_INVALID);
+    } else if (weight_state_admit(&self->weights, verb, &err) < 0) {
         push_done(self, call, CMD_UPDATE, verb, err.status, err.text);
-    } else if (!known || v[VEC_OK(self, call.frontend)] != 1) {
-        refuse_update(self, call, command);
+    } else if (voted != LK_OK) {
+        refuse_update(self, call, command, voted);
     } else if (verb == UPDATE_VERB_SET_VERSION) {
         relabel(self, call, command);
     } else if (verb == UPDATE_VERB_ABORT) {

@@ -17,6 +17,10 @@ enum { VEC_IDLE, VEC_QUIET, VEC_TAG, VEC_NTAG, VEC_PER_FRONTEND };
 #define VEC_NCONTENT(g) (VEC_EXPIRED(g) + 3)
 #define VEC_LEN(g)      (VEC_EXPIRED(g) + 4)
 
+/* ok[f]: VOTE_OK, or VOTE_OK + a negative status. The MIN is VOTE_OK iff every rank agrees, else
+ * one failure that all ranks answer with. */
+#define VOTE_OK 255u
+
 /* done[f], within the life of f that the group last agreed on. */
 typedef struct {
     uint64_t generation, number;

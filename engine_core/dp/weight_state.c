@@ -96,7 +96,9 @@ void weight_state_outcome(weight_state_t *self, update_verb_t verb, bool ok, boo
         }
         break;
     case UPDATE_VERB_UPDATE:
-        if (!ok) { /* any failure ends the session */
+        if (!ok) { /* any failure ends the session, and what moved the bytes is in an unknown state
+                    */
+            self->configured = false;
             weight_state_close_session(self, clean, why);
         }
         break;
@@ -160,9 +162,9 @@ lk_status_t weight_version_parse(update_verb_t verb, const char *spec, size_t sp
         }
     } else if (!json_is_string(value)) {
         status = lk_error_set(err, LK_ERR_INVALID, "%s: must be a string", field);
-    } else if (json_string_length(value) > WEIGHT_VERSION_MAX) {
+    } else if (json_string_length(value) > WEIGHT_LABEL_MAX) {
         status = lk_error_set(err, LK_ERR_TOO_LARGE, "%s: at most %d bytes, got %zu", field,
-                              WEIGHT_VERSION_MAX, json_string_length(value));
+                              WEIGHT_LABEL_MAX, json_string_length(value));
     } else {
         memcpy(out, json_string_value(value), json_string_length(value));
         out[json_string_length(value)] = '\0';

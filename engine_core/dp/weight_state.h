@@ -11,13 +11,13 @@
 
 #include "transfer/update_session.h"
 
-#define WEIGHT_VERSION_MAX 255 /* bytes of a label */
+#define WEIGHT_LABEL_MAX 256 /* bytes of a label */
 
 typedef struct {
     unsigned gates;  /* GATE_* bits (proto/messages.h): while any is set nobody steps */
     bool configured; /* the last INIT succeeded on every rank */
     uint64_t epoch;  /* of the weights, +1 for every committed FINISH */
-    char version[WEIGHT_VERSION_MAX + 1];
+    char version[WEIGHT_LABEL_MAX + 1];
     char dirty_why[LK_ERROR_TEXT_MAX]; /* with GATE_DIRTY */
 } weight_state_t;
 
@@ -46,7 +46,7 @@ void weight_state_relabel(weight_state_t *self, const char *version);
 uint64_t weight_state_hash(const weight_state_t *self, uint64_t seed);
 
 /* Reads "weight_version" (or, for SET_VERSION, also "new_version") of a call's JSON into
- * out[WEIGHT_VERSION_MAX + 1]; *given is false when it is absent or null. LK_ERR_INVALID when it is
+ * out[WEIGHT_LABEL_MAX + 1]; *given is false when it is absent or null. LK_ERR_INVALID when it is
  * no string, too long, or absent where it is required (SET_VERSION). An empty spec is {}. */
 LK_MUST_USE lk_status_t weight_version_parse(update_verb_t verb, const char *spec, size_t spec_len,
                                              char *out, bool *given, lk_error_t *err);

@@ -108,7 +108,7 @@ bool sim_event(sim_t *self);
 /* Runs until nothing is enabled; fails the test after max_events. */
 void sim_settle(sim_t *self, uint64_t max_events);
 
-/* The call's status, equal in kind on all ranks; fails the test if a rank did not answer. */
+/* The call's status, equal on all ranks; fails the test if a rank did not answer. */
 lk_status_t sim_status(const sim_t *self, uint32_t f, size_t call);
 bool sim_answered(const sim_t *self, uint32_t f, size_t call);
 uint64_t sim_steps(const sim_t *self); /* of all ranks */
