@@ -24,6 +24,8 @@ typedef struct weight_sink_ops {
     lk_status_t (*tensor)(void *ctx, size_t index, const void *bytes, size_t len, lk_error_t *err);
     /* True if every canonical tensor of the model arrived since the last `begin`. */
     bool (*complete)(void *ctx);
+    /* (optional) The tensors that `complete` waits for, for a text: "a, b and 7 more". */
+    void (*missing)(void *ctx, char *out, size_t room);
     /* A session starts: forgets which tensors arrived. */
     void (*begin)(void *ctx);
     /* The group committed: post-process (re-pack), publish. */

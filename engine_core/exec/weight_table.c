@@ -417,6 +417,23 @@ static bool sink_complete(void *ctx)
     return self->n_arrived == self->n_slots;
 }
 
+static void sink_missing(void *ctx, char *out, size_t room)
+{
+    enum { NAMED = 4 };
+    const weight_table_t *self = ctx;
+    size_t n = 0, len = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < self->n_slots; i++) {
+        if (!self->states[i].arrived && n++ < NAMED && len < room) {
+            len += (size_t)snprintf(out + len, room - len, "%s%s", n > 1 ? ", " : "",
+                                    self->slots[i].name);
+        }
+    }
+    if (n > NAMED && len < room) {
+        snprintf(out + len, room - len, " and %zu more", n - NAMED);
+    }
+}
+
 static void sink_begin(void *ctx)
 {
     weight_table_t *self = ctx;
@@ -444,6 +461,7 @@ static const weight_sink_ops_t sink_ops = {
     .direct = sink_direct,
     .tensor = sink_tensor,
     .complete = sink_complete,
+    .missing = sink_missing,
     .begin = sink_begin,
     .commit = sink_commit,
     .digest = sink_digest,
