@@ -71,7 +71,7 @@ static void push_failed(group_t *self, lk_status_t status)
 static lk_error_t failure(const group_t *self)
 {
     const lk_error_t *mine = &self->update.result;
-    const char *name = weight_verb_name(self->update.verb);
+    const char *name = update_verb_name(self->update.verb);
     lk_error_t why;
     if (mine->status == LK_OK) {
         lk_error_set(&why, LK_ERR_PEER, "%s failed on another rank", name);

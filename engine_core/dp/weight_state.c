@@ -6,18 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *weight_verb_name(update_verb_t verb)
-{
-    switch (verb) {
-#define X(name, value, text)                                                                       \
-    case UPDATE_VERB_##name:                                                                       \
-        return text;
-        UPDATE_VERB_TABLE(X)
-#undef X
-    }
-    return "?";
-}
-
 void weight_state_init(weight_state_t *self)
 {
     memset(self, 0, sizeof *self);
@@ -53,7 +41,7 @@ lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb, l
         return lk_error_set(err, LK_ERR_STATE,
                             "%s called while the engine is asleep. Call wake_up "
                             "first.",
-                            weight_verb_name(verb));
+                            update_verb_name(verb));
     }
     if (rule->session >= 0 && rule->session != ((self->gates & GATE_SESSION) != 0)) {
         return lk_error_set(err, LK_ERR_STATE, "%s", rule->session_error);
@@ -105,7 +93,7 @@ void weight_state_outcome(weight_state_t *self, update_verb_t verb, bool ok, boo
     case UPDATE_VERB_FINISH:
     case UPDATE_VERB_ABORT:
     case UPDATE_VERB_SET_VERSION:
-        CHECKF(false, "%s has no plain outcome", weight_verb_name(verb));
+        CHECKF(false, "%s has no plain outcome", update_verb_name(verb));
     }
 }
 
@@ -146,7 +134,7 @@ lk_status_t weight_version_parse(update_verb_t verb, const char *spec, size_t sp
         if (!json_is_object(root)) {
             json_decref(root);
             return lk_error_set(err, LK_ERR_INVALID, "%s: the body is no JSON object",
-                                weight_verb_name(verb));
+                                update_verb_name(verb));
         }
     }
     const char *field = "weight_version";

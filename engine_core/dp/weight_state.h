@@ -21,9 +21,6 @@ typedef struct {
     char dirty_why[LK_ERROR_TEXT_MAX]; /* with GATE_DIRTY */
 } weight_state_t;
 
-/* The route's name, for texts. */
-const char *weight_verb_name(update_verb_t verb);
-
 void weight_state_init(weight_state_t *self);
 
 /* LK_OK, or LK_ERR_STATE with the text that clients of this API know. */

@@ -1,0 +1,265 @@
+/* engine_actions.c: carries out what the group decided, and weight calls. */
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "engine_core/engine_internal.h"
+
+/* ---- weight calls ---- */
+
+lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
+                                lk_error_t *err)
+{
+    const engine_core_t *self = ctx;
+    LK_RETURN_IF_ERROR(update_session_check(self->session, verb, spec, spec_len, err));
+    if (verb == UPDATE_VERB_FINISH || verb == UPDATE_VERB_SET_VERSION) {
+        char version[WEIGHT_LABEL_MAX + 1];
+        bool given;
+        LK_RETURN_IF_ERROR(weight_version_parse(verb, spec, spec_len, version, &given, err));
+    }
+    return LK_OK;
+}
+
+static void update_done(engine_core_t *self, const lk_error_t *result)
+{
+    self->updating = false;
+    self->update_seconds = (double)(engine_now(self) - self->update_since_ns) / LK_SECOND_NS;
+    update_session_progress(self->session, &self->update_last);
+    if (result->status < 0) {
+        LK_WARN("engine %u: %s failed: %s", self->config.rank, update_verb_name(self->update_verb),
+                result->text);
+    }
+    group_update_done(self->group, result);
+}
+
+/* While dirty only a complete set may be committed: what was written before is of no set. */
+static lk_status_t check_complete(engine_core_t *self, lk_error_t *err)
+{
+    bool dirty = group_weights(self->group)->gates & GATE_DIRTY;
+    if (!dirty || self->sink.ops->complete(self->sink.ctx)) {
+        return LK_OK;
+    }
+    char missing[512] = "some tensors";
+    if (self->sink.ops->missing != NULL) {
+        self->sink.ops->missing(self->sink.ctx, missing, sizeof missing);
+    }
+    return lk_error_set(err, LK_ERR_STATE,
+                        "finish_weight_update: an earlier update failed halfway (%s), so this one "
+                        "has to bring every tensor of the model; missing: %s",
+                        group_weights(self->group)->dirty_why, missing);
+}
+
+static void enter_update(engine_core_t *self, const group_action_t *a)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    self->update_verb = (update_verb_t)a->verb;
+    self->update_since_ns = engine_now(self);
+    self->update_last = (wte_progress_t){0};
+    lk_status_t status = LK_OK;
+    if (a->verb == UPDATE_VERB_FINISH) {
+        status = check_complete(self, &err);
+    }
+    if (status == LK_OK) {
+        status = update_session_post(self->session, self->update_verb, a->spec, a->spec_len, &err);
+    }
+    if (status < 0 || a->verb == UPDATE_VERB_FINISH) {
+        update_done(self, &err);
+        return;
+    }
+    self->updating = true;
+}
+
+bool engine_advance_update(engine_core_t *self)
+{
+    if (!self->updating) {
+        return false;
+    }
+    lk_error_t err = LK_ERROR_INIT;
+    lk_status_t status = update_session_test(self->session, &err);
+    if (status == LK_INPROGRESS) {
+        return false;
+    }
+    update_done(self, &err);
+    return true;
+}
+
+/* Leaves an open session, whatever it has received; what that means for the weights is the
+ * group's word (dirty). */
+static void leave_session(engine_core_t *self)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (update_session_post(self->session, UPDATE_VERB_ABORT, "", 0, &err) < 0 ||
+        update_session_outcome(self->session, UPDATE_VERB_ABORT, true, &err) < 0) {
+        LK_WARN("engine %u: abort_weight_update: %s", self->config.rank, err.text);
+    }
+}
+
+static void commit(engine_core_t *self)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (update_session_outcome(self->session, UPDATE_VERB_FINISH, true, &err) == LK_OK) {
+        digest_t digest = self->sink.ops->digest(self->sink.ctx);
+        self->content = lk_hash64(&digest, sizeof digest, 0);
+    }
+    update_done(self, &err);
+}
+
+static void update_outcome(engine_core_t *self, const group_action_t *a)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    update_verb_t verb = (update_verb_t)a->verb;
+    self->session_active_ns = engine_now(self);
+    if (update_session_outcome(self->session, verb, a->ok, &err) < 0) {
+        LK_WARN("engine %u: %s: %s", self->config.rank, update_verb_name(verb), err.text);
+    }
+    /* The group's session is over; this rank may not have entered the call that ended it. */
+    bool open = group_weights(self->group)->gates & GATE_SESSION;
+    if (!open && update_session_state(self->session) == UPDATE_STATE_OPEN) {
+        leave_session(self);
+    }
+}
+
+static void publish(engine_core_t *self, bool keep_kv)
+{
+    const weight_state_t *weights = group_weights(self->group);
+    if (scheduler_num_waiting(self->scheduler) + scheduler_num_running(self->scheduler) == 0) {
+        version_labels_forget_old(&self->labels);
+    }
+    version_labels_set(&self->labels, weights->epoch, weights->version);
+    if (!keep_kv) {
+        scheduler_recompute_all(self->scheduler);
+    }
+    LK_INFO("engine %u: weights of epoch %llu (%s) are in force", self->config.rank,
+            (unsigned long long)weights->epoch, weights->version);
+}
+
+static void on_dirty(engine_core_t *self, const char *why)
+{
+    LK_WARN("engine %u: the weights are unusable until a complete update: %s", self->config.rank,
+            why);
+    self->finish_status = LK_ERR_UNAVAILABLE;
+    scheduler_finish_all(self->scheduler, FINISH_ERROR, why);
+    self->finish_status = LK_ERR_INTERNAL;
+}
+
+/* ---- replies and reports ---- */
+
+static void send_seen(engine_core_t *self, const group_action_t *a)
+{
+    msg_t msg = {.type = MSG_SEEN};
+    msg.seen = (msg_seen_t){self->config.rank, a->generation, a->number};
+    self->config.host.to_frontend(self->config.host.ctx, a->frontend, &msg);
+}
+
+static void send_done(engine_core_t *self, const group_action_t *a)
+{
+    msg_t msg = {.type = MSG_DONE};
+    msg.done = (msg_done_t){.rank = self->config.rank,
+                            .generation = a->generation,
+                            .number = a->number,
+                            .status = a->status,
+                            .text = msg_str(a->text),
+                            .body = engine_done_body(self, a),
+                            .pause_epoch = group_pause(self->group)->epoch,
+                            .round = group_round(self->group),
+                            .wave = group_wave(self->group)};
+    if (a->kind == CMD_UPDATE) {
+        self->session_active_ns = engine_now(self);
+    }
+    engine_flush(self); /* what the call ended comes before its answer */
+    reply_log_add(self->replies, a->frontend, &msg.done);
+    self->config.host.to_frontend(self->config.host.ctx, a->frontend, &msg);
+}
+
+static void repeat_done(engine_core_t *self, const group_action_t *a)
+{
+    const msg_done_t *done = reply_log_find(self->replies, a->frontend, a->generation, a->number);
+    if (done != NULL) {
+        msg_t msg = {.type = MSG_DONE};
+        msg.done = *done;
+        self->config.host.to_frontend(self->config.host.ctx, a->frontend, &msg);
+    }
+}
+
+static void send_group(engine_core_t *self)
+{
+    msg_t msg = {.type = MSG_GROUP};
+    msg.group = (msg_group_t){.round = group_round(self->group),
+                              .wave = group_wave(self->group),
+                              .run = group_run(self->group),
+                              .paused = pause_is_paused(group_pause(self->group)),
+                              .epoch = group_pause(self->group)->epoch};
+    self->config.host.to_coordinator(self->config.host.ctx, &msg);
+}
+
+static void send_announce(engine_core_t *self)
+{
+    msg_t msg = {.type = MSG_ANNOUNCE};
+    msg.announce = (msg_announce_t){.rank = self->config.rank,
+                                    .round = group_round(self->group),
+                                    .epoch = group_pause(self->group)->epoch,
+                                    .wave = group_wave(self->group)};
+    self->config.host.to_coordinator(self->config.host.ctx, &msg);
+}
+
+static void take_action(engine_core_t *self, const group_action_t *a)
+{
+    switch (a->act) {
+    case GROUP_ACT_SEEN:
+        send_seen(self, a);
+        break;
+    case GROUP_ACT_REPEAT:
+        repeat_done(self, a);
+        break;
+    case GROUP_ACT_DONE:
+        send_done(self, a);
+        break;
+    case GROUP_ACT_DROP_CLIENT:
+        LK_INFO("engine %u: front end %u has restarted", self->config.rank, a->frontend);
+        scheduler_drop_client(self->scheduler, a->frontend);
+        outbox_drop(self->outbox, a->frontend);
+        break;
+    case GROUP_ACT_FINISH_ALL:
+        scheduler_finish_all(self->scheduler, FINISH_ABORT, NULL);
+        break;
+    case GROUP_ACT_CLEAR_CACHE:
+        scheduler_recompute_all(self->scheduler);
+        break;
+    case GROUP_ACT_UPDATE_ENTER:
+        enter_update(self, a);
+        break;
+    case GROUP_ACT_UPDATE_COMMIT:
+        commit(self);
+        break;
+    case GROUP_ACT_UPDATE_OUTCOME:
+        update_outcome(self, a);
+        break;
+    case GROUP_ACT_SESSION_CLOSE:
+        LK_WARN("engine %u: the update session is closed: %s", self->config.rank, a->text);
+        leave_session(self);
+        break;
+    case GROUP_ACT_PUBLISH:
+        publish(self, a->keep_kv);
+        break;
+    case GROUP_ACT_RELABEL:
+        version_labels_set(&self->labels, group_weights(self->group)->epoch,
+                           group_weights(self->group)->version);
+        break;
+    case GROUP_ACT_DIRTY:
+        on_dirty(self, a->text);
+        break;
+    case GROUP_ACT_REPORT:
+        send_group(self);
+        break;
+    case GROUP_ACT_ANNOUNCE:
+        send_announce(self);
+        break;
+    }
+}
+
+void engine_take_actions(engine_core_t *self)
+{
+    group_action_t action;
+    while (!self->failed && group_next_action(self->group, &action)) {
+        take_action(self, &action);
+    }
+}

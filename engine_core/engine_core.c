@@ -1,0 +1,515 @@
+#include "engine_core/engine_internal.h"
+#include "base/check.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A rank whose transfer is done waits for the others' in the outcome round; they have their own
+ * no-progress deadline, so this limit is for a rank that neither moves nor fails. */
+#define OWED_PATIENCE 20
+
+static void on_scheduler_output(void *ctx, const sched_output_t *output)
+{
+    engine_core_t *self = ctx;
+    self->generation_tokens += output->n;
+    if (output->first == 0 && output->n > 0) {
+        self->prompt_tokens += output->request->n_prompt - output->request->n_cached;
+    }
+    outbox_add(self->outbox, output, &self->labels, self->finish_status);
+}
+
+static lk_status_t make_group(engine_core_t *self, lk_error_t *err)
+{
+    const engine_core_config_t *config = &self->config;
+    if (config->n_frontends < 1 || config->n_frontends > GROUP_MAX_FRONTENDS) {
+        return lk_error_set(err, LK_ERR_INVALID, "%u front ends: 1 to %d are possible",
+                            config->n_frontends, (int)GROUP_MAX_FRONTENDS);
+    }
+    self->group =
+        group_new(&(group_config_t){.rank = config->rank,
+                                    .size = config->dp_size,
+                                    .n_frontends = config->n_frontends,
+                                    .group_epoch = config->group_epoch,
+                                    .sync_interval = config->sync_interval,
+                                    .lockstep = config->lockstep && config->dp_size > 1,
+                                    .doorbell = config->allreduce.ops->peer_waiting != NULL,
+                                    .check = engine_check_update,
+                                    .check_ctx = self});
+    return self->group != NULL ? LK_OK : lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+}
+
+static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
+{
+    const engine_core_config_t *config = &self->config;
+    wte_context_t wte = {.dp_rank = config->rank,
+                         .dp_size = config->dp_size,
+                         .ranks_per_replica = 1,
+                         .env = config->env,
+                         .no_progress_ns = config->transfer_timeout_ns};
+    self->sink = weight_table_sink(config->executor->ops->weights(config->executor));
+    self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);
+    if (self->kv != NULL) {
+        self->scheduler = scheduler_new(&config->scheduler, self->kv, on_scheduler_output, self);
+    }
+    self->session = update_session_new(config->wte, &wte, &self->sink);
+    self->outbox = outbox_new(config->n_frontends);
+    self->replies = reply_log_new(config->n_frontends);
+    if (self->scheduler == NULL || self->session == NULL || self->outbox == NULL ||
+        self->replies == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    return LK_OK;
+}
+
+lk_status_t engine_core_new(const engine_core_config_t *config, engine_core_t **out,
+                            lk_error_t *err)
+{
+    engine_core_t *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    self->config = *config;
+    self->finish_status = LK_ERR_INTERNAL;
+    lk_buf_init(&self->text, 1u << 20);
+    version_labels_init(&self->labels);
+    lk_status_t status = make_group(self, err);
+    if (status == LK_OK) {
+        status = make_parts(self, err);
+    }
+    if (status < 0) {
+        engine_core_destroy(&self);
+        return status;
+    }
+    engine_take_actions(self);
+    *out = self;
+    return LK_OK;
+}
+
+void engine_core_destroy(engine_core_t **self_p)
+{
+    if (self_p == NULL || *self_p == NULL) {
+        return;
+    }
+    engine_core_t *self = *self_p;
+    *self_p = NULL;
+    if (self->step_posted) {
+        self->config.executor->ops->step_abort(self->config.executor);
+        if (!self->step_is_dummy) {
+            scheduler_cancel_step(self->scheduler);
+        }
+    }
+    scheduler_destroy(&self->scheduler);
+    kv_cache_destroy(&self->kv);
+    update_session_destroy(&self->session);
+    outbox_destroy(&self->outbox);
+    reply_log_destroy(&self->replies);
+    group_destroy(&self->group);
+    version_labels_fini(&self->labels);
+    lk_buf_fini(&self->text);
+    free(self);
+}
+
+/* ---- failure ---- */
+
+void engine_fail(engine_core_t *self, const lk_error_t *why)
+{
+    if (self->failed) {
+        return;
+    }
+    self->failed = true;
+    self->failure = *why;
+    LK_ERROR("engine %u ends: %s", self->config.rank, why->text);
+    if (self->step_posted) {
+        self->config.executor->ops->step_abort(self->config.executor);
+        self->step_posted = false;
+        if (!self->step_is_dummy) {
+            scheduler_cancel_step(self->scheduler);
+        }
+    }
+    self->config.allreduce.ops->abort(self->config.allreduce.ctx);
+    if (self->updating) {
+        update_session_cancel(self->session, why->text);
+    }
+    /* the requests are as good as ever elsewhere or later: a client may try again */
+    self->finish_status = LK_ERR_UNAVAILABLE;
+    scheduler_finish_all(self->scheduler, FINISH_ERROR, why->text);
+    engine_flush(self);
+    for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+        msg_t msg = {.type = MSG_ENGINE_DEAD};
+        msg.engine_dead = (msg_engine_dead_t){self->config.rank, msg_str(why->text)};
+        self->config.host.to_frontend(self->config.host.ctx, f, &msg);
+    }
+}
+
+/* ---- waiting for peers ---- */
+
+void engine_start_watch(engine_core_t *self, watch_t *watch)
+{
+    *watch = (watch_t){.since_ns = engine_now(self)};
+}
+
+static uint64_t patience(const engine_core_t *self)
+{
+    uint64_t limit = 2 * self->config.control_timeout_ns;
+    return group_owes(self->group) ? limit + OWED_PATIENCE * self->config.transfer_timeout_ns
+                                   : limit;
+}
+
+/* Warns once, then gives the peers up. `who`: "1, 3", or "" when nobody is late (any more). */
+static void check_watch(engine_core_t *self, watch_t *watch, const char *what, const char *who)
+{
+    if (who[0] == '\0') {
+        engine_start_watch(self, watch);
+        return;
+    }
+    uint64_t waited = engine_now(self) - watch->since_ns;
+    if (waited >= patience(self)) {
+        lk_error_t err;
+        lk_error_set(&err, LK_ERR_PEER, "rank %s took no part in %s for %.1f s", who, what,
+                     (double)waited / LK_SECOND_NS);
+        engine_fail(self, &err);
+    } else if (waited >= self->config.dead_after_ns && !watch->warned) {
+        watch->warned = true;
+        LK_WARN("engine %u waits for rank %s in %s since %.1f s", self->config.rank, who, what,
+                (double)waited / LK_SECOND_NS);
+    }
+}
+
+static void check_watches(engine_core_t *self)
+{
+    char who[256] = "", what[64];
+    const allreduce_t *ar = &self->config.allreduce;
+    if (group_posted(self->group)) {
+        ar->ops->missing(ar->ctx, who, sizeof who);
+        snprintf(what, sizeof what, "round %llu", (unsigned long long)group_round(self->group));
+        check_watch(self, &self->vote_watch, what, who);
+    } else if (self->step_posted && self->config.host.step_waits_for != NULL) {
+        self->config.host.step_waits_for(self->config.host.ctx, who, sizeof who);
+        snprintf(what, sizeof what, "step %llu", (unsigned long long)self->steps);
+        check_watch(self, &self->step_watch, what, who);
+    }
+}
+
+/* ---- the collective sequence ---- */
+
+static group_view_t view_of(const engine_core_t *self)
+{
+    const allreduce_t *ar = &self->config.allreduce;
+    size_t waiting = scheduler_num_waiting(self->scheduler);
+    size_t running = scheduler_num_running(self->scheduler);
+    bool session = group_weights(self->group)->gates & GATE_SESSION;
+    return (group_view_t){.work = waiting + running > 0,
+                          .quiet = scheduler_num_started(self->scheduler) == 0,
+                          .clean = !update_session_touched(self->session),
+                          .expired = session && !group_updating(self->group) &&
+                                     engine_now(self) - self->session_active_ns >=
+                                         self->config.transfer_timeout_ns,
+                          .peer_waiting = ar->ops->peer_waiting != NULL &&
+                                          ar->ops->peer_waiting(ar->ctx, group_round(self->group)),
+                          .content = self->content};
+}
+
+static bool post_vote(engine_core_t *self, const group_view_t *view)
+{
+    const allreduce_t *ar = &self->config.allreduce;
+    lk_error_t err = LK_ERROR_INIT;
+    uint64_t round = group_round(self->group);
+    group_vote(self->group, view, engine_now(self), self->vec);
+    engine_start_watch(self, &self->vote_watch);
+    if (ar->ops->post(ar->ctx, round, self->vec, group_vector_len(self->group), &err) < 0) {
+        engine_fail(self, &err);
+    }
+    return true;
+}
+
+static bool advance_vote(engine_core_t *self)
+{
+    const allreduce_t *ar = &self->config.allreduce;
+    lk_error_t err = LK_ERROR_INIT;
+    if (!group_posted(self->group)) {
+        return false;
+    }
+    lk_status_t status = ar->ops->test(ar->ctx, self->vec, &err);
+    if (status == LK_INPROGRESS) {
+        return false;
+    }
+    if (status == LK_OK) {
+        status = group_decide(self->group, self->vec, &err);
+    }
+    if (status < 0) {
+        engine_fail(self, &err);
+    }
+    return true;
+}
+
+/* Independent ranks have no dummy steps. */
+static bool has_step_work(const engine_core_t *self, bool admit)
+{
+    return scheduler_num_started(self->scheduler) > 0 ||
+           (admit && scheduler_num_waiting(self->scheduler) > 0);
+}
+
+static bool post_step(engine_core_t *self)
+{
+    bool lockstep = self->config.lockstep && self->config.dp_size > 1;
+    bool admit = !pause_is_paused(group_pause(self->group));
+    if (!lockstep && !has_step_work(self, admit)) {
+        return false;
+    }
+    executor_t *executor = self->config.executor;
+    const exec_batch_t *batch =
+        scheduler_schedule(self->scheduler, admit, group_weights(self->group)->epoch, self->steps);
+    self->step_is_dummy = batch->n_seqs == 0;
+    if (self->step_is_dummy) {
+        if (!lockstep) {
+            return false; /* its one request has just ended with an error */
+        }
+        self->dummy = (exec_batch_t){.step = self->steps};
+        batch = &self->dummy;
+    }
+    lk_error_t err = LK_ERROR_INIT;
+    engine_start_watch(self, &self->step_watch);
+    self->step_posted = true;
+    if (executor->ops->step_post(executor, batch, &err) < 0) {
+        engine_fail(self, &err);
+    }
+    return true;
+}
+
+static bool advance_step(engine_core_t *self)
+{
+    executor_t *executor = self->config.executor;
+    exec_result_t result = {0};
+    lk_error_t err = LK_ERROR_INIT;
+    if (!self->step_posted) {
+        return false;
+    }
+    lk_status_t status = executor->ops->step_test(executor, &result, &err);
+    if (status == LK_INPROGRESS) {
+        return false;
+    }
+    if (status < 0) {
+        engine_fail(self, &err);
+        return true;
+    }
+    self->step_posted = false;
+    self->steps++;
+    self->dummy_steps += self->step_is_dummy;
+    if (!self->step_is_dummy) {
+        scheduler_update(self->scheduler, &result);
+    }
+    group_step_done(self->group);
+    return true;
+}
+
+/* What the group does next; only at a step boundary. */
+static bool next_collective(engine_core_t *self)
+{
+    if (self->step_posted || group_posted(self->group)) {
+        return false;
+    }
+    group_view_t view = view_of(self);
+    switch (group_next(self->group, &view)) {
+    case GROUP_WAIT:
+        return false;
+    case GROUP_VOTE:
+        return post_vote(self, &view);
+    case GROUP_STEP:
+        return post_step(self);
+    }
+    return false;
+}
+
+static void send_to_frontend(void *ctx, uint32_t frontend, const msg_t *msg)
+{
+    engine_core_t *self = ctx;
+    self->config.host.to_frontend(self->config.host.ctx, frontend, msg);
+}
+
+void engine_flush(engine_core_t *self)
+{
+    outbox_flush(self->outbox, self->config.rank, self->steps, send_to_frontend, self);
+}
+
+bool engine_core_step(engine_core_t *self)
+{
+    if (self->failed) {
+        return false;
+    }
+    /* 1. what is under way: one of a step, a vote, a weight call */
+    bool moved = advance_step(self);
+    moved = moved || advance_vote(self);
+    moved = moved || engine_advance_update(self);
+    /* 2. what the last round decided */
+    engine_take_actions(self);
+    /* 3. the next collective, if nothing is under way */
+    if (!self->failed) {
+        moved |= next_collective(self);
+        group_on_time(self->group, engine_now(self));
+        engine_take_actions(self);
+    }
+    /* 4. tokens and errors to the front ends, one message each */
+    engine_flush(self);
+    /* 5. what the coordinator and the operator should know */
+    if (!self->failed) {
+        engine_report_if_due(self);
+        check_watches(self);
+    }
+    return moved && !self->failed;
+}
+
+/* ---- messages ---- */
+
+static bool from_itself(const engine_core_t *self, uint32_t frontend, uint64_t client,
+                        const msg_t *msg)
+{
+    if (frontend < self->config.n_frontends && client == frontend) {
+        return true;
+    }
+    LK_WARN("engine %u: %s for front end %llu came from front end %u; dropped", self->config.rank,
+            msg_type_name(msg->type), (unsigned long long)client, frontend);
+    return false;
+}
+
+static void on_cmd(engine_core_t *self, const msg_cmd_t *cmd)
+{
+    if (cmd->group_epoch != self->config.group_epoch) {
+        LK_DEBUG("engine %u: a command of group epoch %llu; dropped", self->config.rank,
+                 (unsigned long long)cmd->group_epoch);
+        return;
+    }
+    group_on_cmd(self->group, cmd);
+}
+
+static void on_cancel_update(engine_core_t *self, uint32_t frontend, const msg_cancel_update_t *c)
+{
+    const char *why = c->why.len > 0 ? msg_cstr(c->why) : "the update was cancelled";
+    if (group_on_cancel_update(self->group, frontend, c->generation, c->number, why) &&
+        self->updating) {
+        update_session_cancel(self->session, why);
+    }
+}
+
+void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t *msg)
+{
+    if (self->failed) {
+        return;
+    }
+    switch (msg->type) {
+    case MSG_ADD:
+        if (from_itself(self, frontend, msg->add.client, msg)) {
+            group_on_generation(self->group, frontend, msg->generation);
+            engine_take_actions(self);
+            engine_on_add(self, frontend, &msg->add);
+        }
+        break;
+    case MSG_ABORT:
+        if (from_itself(self, frontend, msg->abort.client, msg)) {
+            engine_on_abort(self, frontend, &msg->abort);
+        }
+        break;
+    case MSG_CMD:
+        if (from_itself(self, frontend, msg->cmd.client, msg)) {
+            on_cmd(self, &msg->cmd);
+        }
+        break;
+    case MSG_CANCEL_UPDATE:
+        if (from_itself(self, frontend, msg->cancel_update.client, msg)) {
+            on_cancel_update(self, frontend, &msg->cancel_update);
+        }
+        break;
+    case MSG_UTILITY:
+        if (from_itself(self, frontend, msg->utility.client, msg)) {
+            engine_on_utility(self, frontend, &msg->utility);
+        }
+        break;
+    case MSG_START_DP_WAVE:
+        group_on_start(self->group, msg->start_dp_wave.has_round, msg->start_dp_wave.round);
+        break;
+    default:
+        LK_WARN("engine %u: %s is no message for an engine; dropped", self->config.rank,
+                msg_type_name(msg->type));
+    }
+    engine_take_actions(self);
+}
+
+/* ---- waiting ---- */
+
+bool engine_core_waits_for_peers(const engine_core_t *self)
+{
+    return self->step_posted || group_posted(self->group) || self->updating;
+}
+
+uint64_t engine_core_deadline(const engine_core_t *self)
+{
+    uint64_t now = engine_now(self);
+    uint64_t deadline =
+        self->reported_ns + (self->report_pending ? REPORT_INTERVAL_NS : self->config.heartbeat_ns);
+    if (engine_core_waits_for_peers(self)) {
+        deadline = LK_MIN(deadline, now + REPORT_INTERVAL_NS);
+    }
+    uint64_t expires = self->session_active_ns + self->config.transfer_timeout_ns;
+    if ((group_weights(self->group)->gates & GATE_SESSION) && expires > now) {
+        deadline = LK_MIN(deadline, expires);
+    }
+    return deadline;
+}
+
+size_t engine_core_pollfds(const engine_core_t *self, struct pollfd *fds, size_t room)
+{
+    return self->updating ? update_session_pollfds(self->session, fds, room) : 0;
+}
+
+const lk_error_t *engine_core_failed(const engine_core_t *self)
+{
+    return self->failed ? &self->failure : NULL;
+}
+
+/* ---- shutdown ---- */
+
+void engine_core_begin_drain(engine_core_t *self)
+{
+    self->draining = true;
+}
+
+bool engine_core_drained(const engine_core_t *self)
+{
+    bool empty =
+        scheduler_num_waiting(self->scheduler) + scheduler_num_running(self->scheduler) == 0;
+    bool lockstep = self->config.lockstep && self->config.dp_size > 1;
+    return self->failed || (empty && !(lockstep && group_run(self->group)));
+}
+
+void engine_core_abort_all(engine_core_t *self)
+{
+    scheduler_finish_all(self->scheduler, FINISH_ABORT, NULL);
+    engine_flush(self);
+}
+
+/* ---- state ---- */
+
+uint64_t engine_core_steps(const engine_core_t *self)
+{
+    return self->steps;
+}
+
+uint64_t engine_core_dummy_steps(const engine_core_t *self)
+{
+    return self->dummy_steps;
+}
+
+const group_t *engine_core_group(const engine_core_t *self)
+{
+    return self->group;
+}
+
+const scheduler_t *engine_core_scheduler(const engine_core_t *self)
+{
+    return self->scheduler;
+}
+
+const kv_cache_t *engine_core_kv(const engine_core_t *self)
+{
+    return self->kv;
+}

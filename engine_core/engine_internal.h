@@ -1,0 +1,94 @@
+/*
+ * engine_internal.h: the inside of engine_core.h, for its four files: engine_core.c (the loop
+ * body), engine_actions.c (what the group asks for), engine_requests.c (messages about requests and
+ * utilities), engine_reports.c (load reports and JSON bodies).
+ */
+#ifndef LK_ENGINE_CORE_ENGINE_INTERNAL_H
+#define LK_ENGINE_CORE_ENGINE_INTERNAL_H
+
+#include "base/buf.h"
+#include "engine_core/engine_core.h"
+#include "engine_core/outbox.h"
+#include "engine_core/reply_log.h"
+#include "engine_core/version_labels.h"
+
+#define REPORT_INTERVAL_NS (100 * LK_MS_NS) /* least time between two load reports */
+
+/* A wait for peers: a vote or a step that is out. */
+typedef struct {
+    uint64_t since_ns;
+    bool warned;
+} watch_t;
+
+struct engine_core {
+    engine_core_config_t config;
+    group_t *group;
+    kv_cache_t *kv;
+    scheduler_t *scheduler;
+    update_session_t *session;
+    weight_sink_t sink;
+    version_labels_t labels;
+    outbox_t *outbox;
+    reply_log_t *replies;
+
+    /* the step under way */
+    bool step_posted, step_is_dummy;
+    exec_batch_t dummy;
+    uint64_t steps, dummy_steps;
+    watch_t step_watch;
+
+    /* the vote under way */
+    uint64_t vec[ALLREDUCE_MAX_LEN];
+    watch_t vote_watch;
+
+    /* the weight call under way */
+    bool updating;
+    update_verb_t update_verb;
+    uint64_t update_since_ns;
+    wte_progress_t update_last; /* of the last UPDATE, with its time: */
+    double update_seconds;
+    uint64_t session_active_ns; /* when the open session last saw a call */
+    uint64_t content;           /* hash of the weights that were committed last */
+
+    lk_status_t finish_status; /* what FINISH_ERROR outputs of the scheduler mean right now */
+    bool draining;             /* shutting down */
+    bool failed;
+    lk_error_t failure;
+
+    /* reports */
+    uint64_t reported_ns;   /* when LOAD went out last */
+    uint64_t reported_hash; /* what it said */
+    uint64_t heartbeat_ns;  /* when HEARTBEAT went out last */
+    bool report_pending;    /* something else is true by now */
+    uint64_t prompt_tokens, generation_tokens;
+    lk_buf_t text; /* scratch for JSON */
+};
+
+/* engine_core.c */
+void engine_fail(engine_core_t *self, const lk_error_t *why);
+void engine_flush(engine_core_t *self);
+void engine_start_watch(engine_core_t *self, watch_t *watch);
+static inline uint64_t engine_now(const engine_core_t *self)
+{
+    return lk_env_now_ns(self->config.env);
+}
+
+/* engine_actions.c */
+void engine_take_actions(engine_core_t *self);
+bool engine_advance_update(engine_core_t *self);
+lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
+                                lk_error_t *err);
+
+/* engine_requests.c */
+void engine_on_add(engine_core_t *self, uint32_t frontend, const msg_add_t *add);
+void engine_on_abort(engine_core_t *self, uint32_t frontend, const msg_abort_t *abort);
+void engine_on_utility(engine_core_t *self, uint32_t frontend, const msg_utility_t *utility);
+
+/* engine_reports.c */
+bool engine_report_if_due(engine_core_t *self);
+/* Bodies of DONE and UTILITY_REPLY; valid until the next one. */
+msg_str_t engine_done_body(engine_core_t *self, const group_action_t *done);
+msg_str_t engine_weight_info(engine_core_t *self);
+msg_str_t engine_status_body(engine_core_t *self);
+
+#endif

@@ -1,0 +1,28 @@
+/*
+ * version_labels.h: the label (`weight_version`) of every weight epoch that a live request can
+ * still refer to. A label belongs to its epoch's weights: a later label for the same epoch replaces
+ * it in all that is said about that epoch from then on.
+ */
+#ifndef LK_ENGINE_CORE_VERSION_LABELS_H
+#define LK_ENGINE_CORE_VERSION_LABELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    char **labels; /* of epochs first .. first + n - 1; owned */
+    uint64_t first;
+    size_t n, cap;
+} version_labels_t;
+
+/* epoch 0 is "default". */
+void version_labels_init(version_labels_t *self);
+void version_labels_fini(version_labels_t *self);
+/* epoch: the newest one, or the one after it. */
+void version_labels_set(version_labels_t *self, uint64_t epoch, const char *label);
+/* Valid until the epoch's label is replaced or forgotten. */
+const char *version_labels_get(const version_labels_t *self, uint64_t epoch);
+/* No request is left: only the newest epoch is still referred to. */
+void version_labels_forget_old(version_labels_t *self);
+
+#endif
