@@ -5,6 +5,7 @@
 #include "engine_core/exec/model_tensors.h"
 #include "engine_core/exec/weight_plan.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
