@@ -36,7 +36,8 @@ static void check_step(const sim_t *self, uint32_t r)
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         for (size_t i = 0; i < self->frontends[f].n_calls; i++) {
             const sim_call_t *call = &self->frontends[f].calls[i];
-            if (call->cmd.kind == CMD_PAUSE && (call->done & 1u << r) && call->status[r] == LK_OK) {
+            if (call->cmd.kind == CMD_PAUSE && (call->done & ~call->cancelled & 1u << r) &&
+                call->status[r] == LK_OK) {
                 ck_assert_msg(rank->lifts > call->lifts[r],
                               "seed %llx: rank %u steps though it answered pause %zu of %u",
                               (unsigned long long)self->config.seed, r, i, f);
@@ -53,7 +54,8 @@ static void check_answered(const sim_t *self, const sim_call_t *call)
                       (unsigned long long)self->config.seed, lk_status_name(call->status[0]),
                       lk_status_name(call->status[r]));
         if (call->cmd.kind == CMD_PAUSE && call->status[0] == LK_OK) {
-            ck_assert(!self->ranks[r].in_step || self->ranks[r].lifts > call->lifts[r]);
+            ck_assert(!self->ranks[r].in_step || self->ranks[r].lifts > call->lifts[r] ||
+                      (call->cancelled >> r & 1));
         }
     }
 }
@@ -123,19 +125,31 @@ static sim_call_t *find_call(sim_t *self, const group_action_t *a)
     return NULL;
 }
 
+/* From here on nothing is claimed about the pause that this CANCEL names. */
+static void cancel_call(sim_t *self, uint32_t r, const msg_cmd_t *cancel)
+{
+    sim_frontend_t *frontend = &self->frontends[cancel->client];
+    for (size_t i = 0; i < frontend->n_calls; i++) {
+        sim_call_t *call = &frontend->calls[i];
+        if (call->cmd.generation == cancel->generation && call->cmd.number == cancel->target) {
+            call->cancelled |= 1u << r;
+        }
+    }
+}
+
 static void on_done(sim_t *self, uint32_t r, const group_action_t *a)
 {
     sim_rank_t *rank = &self->ranks[r];
-    if (a->kind == CMD_RESUME ||
-        (a->kind == CMD_CANCEL && !pause_is_paused(group_pause(rank->group)))) {
-        rank->lifts++;
-    }
+    rank->lifts += a->kind == CMD_RESUME;
     sim_call_t *call = find_call(self, a);
     ck_assert_msg(!(call->done & 1u << r), "answered twice");
     call->done |= 1u << r;
     call->status[r] = a->status;
     snprintf(call->text[r], sizeof call->text[r], "%s", a->text);
     call->lifts[r] = rank->lifts;
+    if (a->kind == CMD_CANCEL) { /* whose caller was told that it failed */
+        cancel_call(self, r, &call->cmd);
+    }
     if (call->done == (1u << self->config.n_ranks) - 1) {
         check_answered(self, call);
         call->acknowledged = call->status[0] == LK_OK;

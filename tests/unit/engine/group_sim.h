@@ -28,7 +28,7 @@ typedef struct {
 /* A control call as its front end sees it. */
 typedef struct {
     msg_cmd_t cmd;
-    unsigned sent, seen, done; /* bit per rank */
+    unsigned sent, seen, done, cancelled; /* bit per rank */
     lk_status_t status[SIM_MAX_RANKS];
     char text[SIM_MAX_RANKS][256];
     uint64_t lifts[SIM_MAX_RANKS];
