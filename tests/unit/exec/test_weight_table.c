@@ -430,6 +430,10 @@ START_TEST(two_spellings_of_a_tied_embedding_agree_or_fail)
     ck_ok(sink.ops->plan(sink.ctx, list, 2, &err));
     ck_ok(sink.ops->tensor(sink.ctx, 0, b, bytes, &err));
     ck_ok(sink.ops->tensor(sink.ctx, 1, b, bytes, &err));
+    b[0] ^= 1;
+    ck_ok(sink.ops->tensor(sink.ctx, 0, b, bytes, &err));
+    b[0] ^= 1;
+    ck_assert_int_eq(sink.ops->tensor(sink.ctx, 1, b, bytes, &err), LK_ERR_INVALID);
     sink.ops->begin(sink.ctx);
     ck_ok(sink.ops->tensor(sink.ctx, 1, a, bytes, &err));
     assert_digest_is_honest(table);
