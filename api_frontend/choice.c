@@ -172,6 +172,21 @@ static lk_status_t detokenize(choice_t *self, const msg_output_t *out, size_t n,
     return LK_OK;
 }
 
+/* The engine's own spans, which know of labels that were given later. Those followed here stand in
+ * where the choice ends on this side. */
+static void take_engine_spans(choice_t *self, const msg_output_t *out)
+{
+    size_t n = out->weight_spans.count;
+    if (n == 0 || out->weight_spans.items[n - 1].end != self->n_output) {
+        return;
+    }
+    span_list_clear(&self->weights);
+    for (size_t i = 0; i < n; i++) {
+        const msg_span_t *s = &out->weight_spans.items[i];
+        span_list_append(&self->weights, msg_cstr(s->version), s->epoch, s->start, s->end);
+    }
+}
+
 lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err)
 {
     if (self->finish != FINISH_NONE) {
@@ -198,6 +213,7 @@ lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err
         choice_end(self, FINISH_STOP);
     } else if (out->finish_reason != FINISH_NONE) {
         self->stop_token = out->stop_token;
+        take_engine_spans(self, out);
         choice_end(self, (finish_reason_t)out->finish_reason);
     }
     return LK_OK;

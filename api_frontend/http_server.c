@@ -329,8 +329,8 @@ static const api_route_t *find_route(struct evhttp_request *req)
 }
 
 /* While a call is worked on: no timeout, a bound on what is read ahead, and reading goes on so that
- * a close is noticed at once. evhttp expects no input now, so its read callback rests; it comes back
- * with the reply. */
+ * a close is noticed at once. evhttp expects no input now, so its read callback rests; it comes
+ * back with the reply. */
 static void watch_client(http_call_t *hc)
 {
     struct evhttp_connection *conn = connection(hc);

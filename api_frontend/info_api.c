@@ -78,27 +78,60 @@ void api_handle_version(api_t *api, api_call_t *call)
     api_call_ok(call, json_pack("{s:s}", "version", LOCKSTEP_VERSION));
 }
 
-void api_handle_server_info(api_t *api, api_call_t *call)
+#define STATUS_TIMEOUT_NS (2 * LK_SECOND_NS) /* engines in a transfer may be slow to answer */
+
+/* What each engine says of itself; one that doesn't answer says why. */
+static json_t *engine_list(const engine_result_t *result)
 {
+    json_t *engines = json_array();
+    for (size_t r = 0; r < result->n_ranks; r++) {
+        const engine_answer_t *a = &result->answers[r];
+        json_t *row = a->status == LK_OK ? json_loads(a->body, 0, NULL) : NULL;
+        if (!json_is_object(row)) {
+            json_decref(row);
+            row = json_pack("{s:s}", "error", a->text[0] != '\0' ? a->text : "no answer");
+        }
+        json_object_set_new(row, "rank", json_integer((json_int_t)r));
+        json_array_append_new(engines, row);
+    }
+    return engines;
+}
+
+static void on_status(void *ctx, const engine_result_t *result)
+{
+    api_call_t *call = ctx;
+    api_t *api = call->state;
     const lk_config_t *c = api->config;
     engine_client_info_t info;
     engine_client_info(api->client, &info);
-    json_t *parallel =
-        json_pack("{s:I,s:i,s:i,s:i,s:b}", "data_parallel_size", (json_int_t)info.n_ranks,
-                  "tensor_parallel_size", 1, "pipeline_parallel_size", 1, "nnodes", 1,
-                  "enable_expert_parallel", (int)c->enable_expert_parallel);
-    json_t *config = json_pack(
-        "{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:s}", "model", c->model, "dtype", c->dtype, "device",
-        c->device, "weight_swap", c->weight_swap, "weight_transfer_config",
-        c->weight_transfer_config, "max_model_len", (json_int_t)info.max_model_len, "block_size",
-        (json_int_t)c->block_size, "dp_sync_interval", (json_int_t)c->dp_sync_interval,
-        "vocab_size", (json_int_t)info.vocab_size, "paused_admission", c->paused_admission);
-    json_t *group = json_pack("{s:s,s:I,s:I,s:I,s:I,s:o}", "state", state_name(&info),
-                              "group_epoch", (json_int_t)info.group_epoch, "wave",
-                              (json_int_t)info.wave, "round", (json_int_t)info.round, "num_blocks",
-                              (json_int_t)info.num_blocks, "dead", dead_list(api, info.n_ranks));
-    api_call_ok(call, json_pack("{s:s,s:s,s:s,s:b,s:o,s:o,s:o}", "version", LOCKSTEP_VERSION,
-                                "served_model_name", api->model, "trainer_endpoint",
-                                api->trainer_address, "tokenizer", api->tokenizer != NULL,
-                                "parallel_config", parallel, "config", config, "group", group));
+    json_t *reply = json_pack("{s:s,s:s,s:s,s:b,s:s}", "version", LOCKSTEP_VERSION, "model",
+                              api->model, "trainer_endpoint", api->trainer_address, "tokenizer",
+                              (int)(api->tokenizer != NULL), "state", state_name(&info));
+    json_object_set_new(reply, "parallel_config",
+                        json_pack("{s:I,s:i,s:i,s:i,s:b}", "data_parallel_size",
+                                  (json_int_t)info.n_ranks, "tensor_parallel_size", 1,
+                                  "pipeline_parallel_size", 1, "nnodes", 1,
+                                  "enable_expert_parallel", (int)c->enable_expert_parallel));
+    json_object_set_new(
+        reply, "config",
+        json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:I,s:I,s:I,s:s}", "model", c->model, "dtype", c->dtype,
+                  "device", c->device, "weight_swap", c->weight_swap, "weight_transfer_config",
+                  c->weight_transfer_config, "max_model_len", (json_int_t)info.max_model_len,
+                  "block_size", (json_int_t)c->block_size, "dp_sync_interval",
+                  (json_int_t)c->dp_sync_interval, "vocab_size", (json_int_t)info.vocab_size,
+                  "paused_admission", c->paused_admission));
+    json_object_set_new(
+        reply, "group",
+        json_pack("{s:I,s:I,s:I,s:I,s:o}", "group_epoch", (json_int_t)info.group_epoch, "wave",
+                  (json_int_t)info.wave, "round", (json_int_t)info.round, "num_blocks",
+                  (json_int_t)info.num_blocks, "dead", dead_list(api, info.n_ranks)));
+    json_object_set_new(reply, "engines", engine_list(result));
+    json_object_set_new(reply, "open_completions", json_integer((json_int_t)api->n_completions));
+    api_call_ok(call, reply);
+}
+
+void api_handle_server_info(api_t *api, api_call_t *call)
+{
+    call->state = api;
+    engine_client_utility(api->client, "status", "", STATUS_TIMEOUT_NS, on_status, call);
 }

@@ -202,6 +202,8 @@ static void on_utility(fcl_t *c, uint32_t rank, const msg_utility_t *u)
         snprintf(body, sizeof body, "{\"is_paused\":%s}", c->paused ? "true" : "false");
     } else if (strcmp(method, "reset_prefix_cache") == 0) {
         snprintf(body, sizeof body, "{\"success\":true}");
+    } else if (strcmp(method, "status") == 0) {
+        snprintf(body, sizeof body, "{\"steps\":%u}", 100 + rank);
     } else {
         snprintf(body, sizeof body,
                  "{\"rank\":%u,\"state\":\"READY\",\"version\":\"v1\",\"epoch\":3,"

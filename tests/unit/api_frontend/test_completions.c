@@ -294,6 +294,29 @@ START_TEST(test_weight_and_kv_versions)
 }
 END_TEST
 
+START_TEST(test_engine_spans_win)
+{
+    /* the epoch got another label after its first tokens */
+    fake_client_t c;
+    fc_call(&c, &api, "POST", "/v1/completions", "{\"prompt\":[1,2,3]}");
+    sent_t s = take_add();
+    answer(s, &(out_t){.text = "ab", .version = "old"});
+    msg_span_t span = {msg_str("new"), 1, 0, 2};
+    msg_output_t out = {.handle = s.handle, .finish_reason = FINISH_ABORT, .stop_token = -1};
+    out.weight_spans.items = &span;
+    out.weight_spans.count = 1;
+    msg_t msg = {.type = MSG_OUTPUTS};
+    msg.outputs.rank = s.rank;
+    msg.outputs.outputs.items = &out;
+    msg.outputs.outputs.count = 1;
+    engine_client_on_msg(g.client, &msg);
+    ck_assert_str_eq(fc_str(&c, "choices.0.finish_reason"), "abort");
+    ck_assert_str_eq(fc_str(&c, "choices.0.weight_versions.0.version"), "new");
+    ck_assert_uint_eq(json_array_size(fc_get(&c, "choices.0.weight_versions")), 1);
+    fc_fini(&c);
+}
+END_TEST
+
 START_TEST(test_kv_versions_of_kept_cache)
 {
     fake_client_t c;
@@ -592,6 +615,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_stop_string);
     tcase_add_test(tc, test_stop_token);
     tcase_add_test(tc, test_weight_and_kv_versions);
+    tcase_add_test(tc, test_engine_spans_win);
     tcase_add_test(tc, test_kv_versions_of_kept_cache);
     tcase_add_test(tc, test_bad_requests);
     tcase_add_test(tc, test_engine_error_ends_all_choices);

@@ -196,6 +196,8 @@ START_TEST(test_information)
     ck_assert_int_eq(ask("GET", "/version", ""), 200);
     ck_assert_int_eq(ask("GET", "/server_info?config_format=json", ""), 200);
     ck_assert_str_eq(text_at("trainer_endpoint", NULL), c.trainer);
+    const json_t *engine = json_array_get(json_object_get(held, "engines"), 1);
+    ck_assert_int_eq(json_integer_value(json_object_get(engine, "steps")), 101);
     ck_assert_int_eq(ask("GET", "/get_world_size", ""), 200);
     ck_assert_int_eq(json_integer_value(json_object_get(held, "world_size")), 2);
     ck_assert_uint_eq(json_array_size(json_object_get(held, "ranks")), 2);
