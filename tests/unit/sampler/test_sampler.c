@@ -1,4 +1,5 @@
 #include "base/prng.h"
+#include "engine_core/exec/logits_row.h"
 #include "engine_core/exec/sampler.h"
 #include "tests/lib/test_main.h"
 
@@ -208,6 +209,52 @@ START_TEST(agrees_with_the_plain_reference)
         free(e);
     }
     ck_assert_int_lt(close, ROUNDS / 10);
+}
+END_TEST
+
+/* Every length around the vector width; every value of the range against the C library. */
+START_TEST(row_passes_agree_with_plain_loops)
+{
+    enum { MOST = 2100 };
+    static float x[MOST], z[MOST], mass[MOST];
+    double partial[MOST / LOGITS_ROW_BLOCK + 1];
+    lk_prng_t prng;
+    lk_prng_seed(&prng, test_seed("row passes"));
+    for (uint32_t n = 1; n <= MOST; n += n < 40 ? 1 : 173) {
+        float max = -INFINITY;
+        for (uint32_t i = 0; i < n; i++) {
+            x[i] = 5.0f - 100.0f * (float)lk_prng_unit(&prng);
+            max = fmaxf(max, x[i]);
+        }
+        bool bad;
+        ck_assert(logits_row_max(x, n, &bad) == max && !bad);
+        ck_assert(x[logits_row_find(x, n, max)] == max);
+        double sum = 0.0;
+        memcpy(z, x, sizeof x);
+        logits_row_soften(z, mass, n, max, 0.5f);
+        for (uint32_t i = 0; i < n; i++) {
+            double want = exp((double)z[i]);
+            ck_assert(z[i] == (x[i] - max) / 0.5f);
+            ck_assert((mass[i] > 0.0f) == (z[i] >= LOGITS_ROW_FLOOR));
+            ck_assert(mass[i] == 0.0f || fabs((double)mass[i] - want) < 3e-7 * want);
+            sum += exp((double)x[i] - (double)max);
+        }
+        ck_assert_double_eq_tol(logits_row_exp_sum(x, n, max), sum, 1e-5 * sum);
+        row_entry_t last = {.value = z[n / 2], .id = n / 2};
+        z[n - 1] = z[n / 2]; /* an equal one behind it */
+        logits_row_cut(z, mass, n, last);
+        uint32_t above = 0;
+        double left = 0.0;
+        for (uint32_t i = 0; i < n; i++) {
+            bool keep = z[i] > last.value || (z[i] == last.value && i <= last.id);
+            ck_assert(keep || mass[i] == 0.0f);
+            ck_assert(!keep || mass[i] > 0.0f || z[i] < LOGITS_ROW_FLOOR || i == n - 1);
+            above += z[i] > last.value;
+            left += (double)mass[i];
+        }
+        ck_assert_uint_eq(logits_row_count_above(z, n, last.value), above);
+        ck_assert_double_eq_tol(logits_row_sum(mass, n, partial), left, 1e-9);
+    }
 }
 END_TEST
 
@@ -542,6 +589,7 @@ Suite *test_suite(void)
     Suite *s = suite_create("sampler");
     TCase *tc = tcase_create("sampler");
     tcase_add_test(tc, agrees_with_the_plain_reference);
+    tcase_add_test(tc, row_passes_agree_with_plain_loops);
     tcase_add_test(tc, frequencies_follow_the_distribution);
     tcase_add_test(tc, a_token_depends_on_seed_choice_and_position_only);
     tcase_add_test(tc, greedy_takes_the_lowest_id_among_equals);
