@@ -1,0 +1,508 @@
+/*
+ * lockstep-demo: a data-parallel, expert-parallel cluster generates while a trainer replaces its
+ * weights in the middle of requests; then every stream is recomputed from its spans.
+ */
+#include "base/check.h"
+#include "base/env.h"
+#include "deploy/client/http_client.h"
+#include "examples/demo/demo_trainer.h"
+#include "examples/demo/streams.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <jansson.h>
+#include <libgen.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BLOCK_SIZE 16
+#define TOLERANCE  1e-3
+#define MAX_SETS   1000
+
+typedef struct {
+    bool quick;
+    const char *model; /* NULL: make one */
+    uint64_t n_sets;
+    uint32_t n_streams;
+    char dir[64]; /* temporary */
+    char model_dir[PATH_MAX];
+    char tool[PATH_MAX];
+    pid_t cluster, trainer;
+    char url[128], endpoint[256];
+    int go_fd, report_fd;
+    update_report_t reports[MAX_SETS + 1];
+    uint64_t n_reports;
+    uint64_t started_ns;
+    bool tty;
+} demo_t;
+
+static double now_s(void)
+{
+    return (double)lk_env_now_ns(lk_env_real()) / 1e9;
+}
+
+static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    return remove(path);
+}
+
+/* Prints the end of the cluster's log: a failure of a child is explained there. */
+static void print_log(const demo_t *d)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/cluster.log", d->dir);
+    FILE *f = fopen(path, "r");
+    if (f == NULL) {
+        return;
+    }
+    fseek(f, 0, SEEK_END);
+    long size = ftell(f);
+    fseek(f, size > 3000 ? size - 3000 : 0, SEEK_SET);
+    char line[1024];
+    while (fgets(line, sizeof line, f) != NULL) {
+        fprintf(stderr, "  | %s", line);
+    }
+    fclose(f);
+}
+
+static void stop_cluster(demo_t *d)
+{
+    if (d->trainer > 0) {
+        kill(d->trainer, SIGKILL);
+        waitpid(d->trainer, NULL, 0);
+        d->trainer = 0;
+    }
+    if (d->cluster > 0) {
+        kill(d->cluster, SIGTERM);
+        waitpid(d->cluster, NULL, 0);
+        d->cluster = 0;
+    }
+}
+
+static int give_up(demo_t *d, const char *what)
+{
+    fprintf(stderr, "\ndemo: FAILED: %s\n", what);
+    print_log(d);
+    stop_cluster(d);
+    nftw(d->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return 1;
+}
+
+static demo_t *the_demo; /* for the signal handler */
+
+static void on_signal(int sig)
+{
+    /* The cluster and the trainer watch us (pipes), but ask politely. */
+    if (the_demo->cluster > 0) {
+        kill(the_demo->cluster, SIGTERM);
+    }
+    if (the_demo->trainer > 0) {
+        kill(the_demo->trainer, SIGKILL);
+    }
+    _exit(128 + sig);
+}
+
+/* Runs lockstep-tool with arguments; `out` (may be NULL) gets the read end of its standard output.
+ */
+static pid_t start_tool(demo_t *d, char *const *argv, int *out)
+{
+    int fds[2];
+    CHECK(pipe2(fds, O_CLOEXEC) == 0);
+    char log[PATH_MAX];
+    snprintf(log, sizeof log, "%s/cluster.log", d->dir);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        int err = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+        dup2(fds[1], STDOUT_FILENO);
+        dup2(err, STDERR_FILENO);
+        setpgid(0, 0); /* a Ctrl-C ends the cluster through us, once */
+        execv(d->tool, argv);
+        _exit(127);
+    }
+    close(fds[1]);
+    if (out != NULL) {
+        *out = fds[0];
+    } else {
+        close(fds[0]);
+    }
+    return pid;
+}
+
+static bool make_model(demo_t *d)
+{
+    if (d->model != NULL) {
+        return realpath(d->model, d->model_dir) != NULL;
+    }
+    snprintf(d->model_dir, sizeof d->model_dir, "%s/model", d->dir);
+    char *argv[] = {"lockstep-tool", "make-model", "--arch", "qwen3_moe", "--out",
+                    d->model_dir,    "--seed",     "7",      NULL};
+    pid_t pid = start_tool(d, argv, NULL);
+    int status;
+    return waitpid(pid, &status, 0) == pid && status == 0;
+}
+
+/* Starts the cluster and reads the ready line; false when it ends without one. */
+static bool start_cluster(demo_t *d)
+{
+    char *argv[] = {"lockstep-tool",
+                    "serve",
+                    d->model_dir,
+                    "--port",
+                    "0",
+                    "--data-parallel-size",
+                    "2",
+                    "--enable-expert-parallel",
+                    "--dtype",
+                    "float32",
+                    "--max-model-len",
+                    "1024",
+                    "--weight-transfer-config",
+                    "{\"backend\":\"tcp\"}",
+                    NULL};
+    int out;
+    d->cluster = start_tool(d, argv, &out);
+    FILE *f = fdopen(out, "r");
+    char line[512];
+    bool ready = fgets(line, sizeof line, f) != NULL &&
+                 sscanf(line, "lockstep: ready on %127s", d->url) == 1;
+    fclose(f);
+    if (!ready) {
+        return false;
+    }
+    char url[300];
+    snprintf(url, sizeof url, "%s/server_info", d->url);
+    http_reply_t reply;
+    lk_error_t err = LK_ERROR_INIT;
+    bool ok = http_call("GET", url, NULL, NULL, 10, &reply, &err) == LK_OK;
+    json_t *info = ok ? json_loads(lk_buf_cstr(&reply.body), 0, NULL) : NULL;
+    const char *endpoint = json_string_value(json_object_get(info, "trainer_endpoint"));
+    snprintf(d->endpoint, sizeof d->endpoint, "%s", endpoint != NULL ? endpoint : "");
+    json_decref(info);
+    http_reply_fini(&reply);
+    return d->endpoint[0] != '\0';
+}
+
+static void start_trainer(demo_t *d, const demo_weights_t *weights)
+{
+    int go[2], report[2];
+    CHECK(pipe2(go, O_CLOEXEC) == 0 && pipe2(report, O_CLOEXEC) == 0);
+    d->trainer = fork();
+    CHECK(d->trainer >= 0);
+    if (d->trainer == 0) {
+        close(go[1]); /* its end of file tells the trainer that we are gone */
+        close(report[0]);
+        _exit(demo_trainer_run(d->endpoint, weights, d->n_sets, go[0], report[1]));
+    }
+    close(go[0]);
+    close(report[1]);
+    d->go_fd = go[1];
+    d->report_fd = report[0];
+    fcntl(d->report_fd, F_SETFL, O_NONBLOCK);
+}
+
+static void draw_progress(const demo_t *d, double tokens_per_s, bool waiting)
+{
+    int width = 30, filled = (int)((uint64_t)width * d->n_reports / d->n_sets);
+    char bar[64];
+    memset(bar, ' ', (size_t)width);
+    memset(bar, '#', (size_t)filled);
+    bar[width] = '\0';
+    printf("%s[%s] update %llu/%llu  %8.0f tokens/s  version %s%llu%s%s", d->tty ? "\r" : "", bar,
+           (unsigned long long)d->n_reports, (unsigned long long)d->n_sets, tokens_per_s,
+           d->n_reports == 0 ? "default, set-" : "set-", (unsigned long long)d->n_reports,
+           waiting ? "" : "  (updating)", d->tty ? "   " : "\n");
+    fflush(stdout);
+}
+
+/* Streams and updates until every set was pushed and every stream has ended. NULL, or what failed.
+ */
+static const char *run_updates(demo_t *d, streams_t *streams, uint64_t tokens_between)
+{
+    static char why[600];
+    double drawn = now_s();
+    uint64_t drawn_tokens = 0, last_tokens = 0, drawn_reports = 0;
+    bool updating = false;
+    size_t open = 1;
+    while (open > 0) {
+        bool closing =
+            d->n_reports == d->n_sets && streams_tokens(streams) - last_tokens >= tokens_between;
+        open = streams_poll(streams, 10, closing);
+        if (streams_failure(streams) != NULL) {
+            return streams_failure(streams);
+        }
+        if (!updating && d->n_reports < d->n_sets &&
+            streams_tokens(streams) - last_tokens >= tokens_between) {
+            updating = true;
+            if (write(d->go_fd, "g", 1) != 1) {
+                return "the trainer is gone";
+            }
+        }
+        update_report_t *report = &d->reports[d->n_reports];
+        ssize_t n = read(d->report_fd, report, sizeof *report);
+        if (n == (ssize_t)sizeof *report) {
+            if (report->error[0] != '\0') {
+                snprintf(why, sizeof why, "update %llu: %s", (unsigned long long)report->set,
+                         report->error);
+                return why;
+            }
+            d->n_reports++;
+            updating = false;
+            last_tokens = streams_tokens(streams);
+        } else if (n == 0 && d->n_reports < d->n_sets) {
+            return "the trainer ended early";
+        }
+        double t = now_s();
+        bool news = d->n_reports != drawn_reports;
+        if ((d->tty && t - drawn > 0.2) || (!d->tty && news)) {
+            draw_progress(d, (double)(streams_tokens(streams) - drawn_tokens) / (t - drawn),
+                          !updating);
+            drawn = t;
+            drawn_tokens = streams_tokens(streams);
+            drawn_reports = d->n_reports;
+        }
+    }
+    printf("\n");
+    return NULL;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Nearest-rank percentile of pause or transfer times, seconds. */
+static double percentile(const demo_t *d, bool pause, double p)
+{
+    double values[MAX_SETS];
+    for (uint64_t i = 0; i < d->n_reports; i++) {
+        values[i] = pause ? d->reports[i].pause_s : d->reports[i].transfer_s;
+    }
+    qsort(values, d->n_reports, sizeof values[0], by_value);
+    size_t k = (size_t)(p * (double)d->n_reports);
+    return values[LK_MIN(k, d->n_reports - 1)];
+}
+
+static void print_table(const demo_t *d, const streams_t *streams, double seconds, double gap)
+{
+    uint64_t bytes = 0;
+    bool digests = true;
+    uint32_t ranks = 0;
+    for (uint64_t i = 0; i < d->n_reports; i++) {
+        bytes += d->reports[i].bytes;
+        digests &= d->reports[i].digests_equal;
+        ranks = d->reports[i].ranks;
+    }
+    size_t n;
+    streams_records(streams, &n);
+    printf("\n  updates               %llu, of %.2f MB each to %u ranks\n",
+           (unsigned long long)d->n_reports, (double)bytes / (double)d->n_reports / 1e6, ranks);
+    printf("  transfer              p50 %.1f ms, p95 %.1f ms\n", percentile(d, false, 0.5) * 1e3,
+           percentile(d, false, 0.95) * 1e3);
+    printf("  pause window          p50 %.1f ms, p95 %.1f ms\n", percentile(d, true, 0.5) * 1e3,
+           percentile(d, true, 0.95) * 1e3);
+    printf("  longest token gap     %.1f ms\n", gap * 1e3);
+    printf("  streams               %zu, %llu tokens in %.1f s\n", n,
+           (unsigned long long)streams_tokens(streams), seconds);
+    printf("  digests               %s\n",
+           digests ? "every rank's equal the trainer's after every update" : "DIFFER");
+    printf("  tokens per version   ");
+    for (uint64_t k = 0; k <= d->n_sets; k++) {
+        printf(" %s%llu:%llu%s", k == 0 ? "default/" : "set-", (unsigned long long)k,
+               (unsigned long long)streams_tokens_of(streams, k),
+               k % 6 == 5 ? "\n                       " : "");
+    }
+    printf("\n\n");
+}
+
+static void verify_progress(void *ctx, size_t done, size_t total)
+{
+    const demo_t *d = ctx;
+    if (d->tty && (done % 16 == 0 || done == total)) {
+        printf("\r  recomputing in one process: %zu%%  ", 100 * done / total);
+        fflush(stdout);
+    }
+}
+
+/* Finds a boundary between two sets inside a stream and moves it by one token. */
+static bool shift_one_span(stream_record_t *records, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        for (size_t k = 0; k + 1 < records[i].n_spans; k++) {
+            epoch_span_t *a = &records[i].spans[k], *b = a + 1;
+            if (a->end > a->start + 1 && a->epoch != b->epoch) {
+                a->end--;
+                b->start--;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static const char *check_streams(demo_t *d, const demo_weights_t *weights, streams_t *streams)
+{
+    static char why[700];
+    size_t n;
+    stream_record_t *records = (stream_record_t *)streams_records(streams, &n);
+    verify_result_t result;
+    lk_error_t err = LK_ERROR_INIT;
+    if (verify_streams(d->model_dir, weights, d->n_sets, LK_DTYPE_F32, BLOCK_SIZE, records, n,
+                       TOLERANCE, verify_progress, d, &result, &err) != LK_OK) {
+        snprintf(why, sizeof why, "the check could not run: %s", err.text);
+        return why;
+    }
+    printf("%s  independent check     %llu tokens of %llu streams recomputed; %llu streams "
+           "attended to KV of several "
+           "versions\n",
+           d->tty ? "\r" : "", (unsigned long long)result.tokens,
+           (unsigned long long)result.streams, (unsigned long long)result.mixed_streams);
+    printf("                        wrong tokens %llu, logprobs off by more than %g: %llu (worst "
+           "%.2g)\n",
+           (unsigned long long)result.wrong_tokens, TOLERANCE,
+           (unsigned long long)result.wrong_logprobs, result.worst_logprob);
+    if (result.wrong_tokens + result.wrong_logprobs > 0) {
+        snprintf(why, sizeof why, "the check found tokens of other weights than reported: %s",
+                 result.first);
+        return why;
+    }
+    if (!shift_one_span(records, n)) {
+        return "no stream spans two versions: nothing was shown";
+    }
+    if (verify_streams(d->model_dir, weights, d->n_sets, LK_DTYPE_F32, BLOCK_SIZE, records, n,
+                       TOLERANCE, verify_progress, d, &result, &err) != LK_OK) {
+        snprintf(why, sizeof why, "the check could not run: %s", err.text);
+        return why;
+    }
+    if (result.wrong_tokens + result.wrong_logprobs == 0) {
+        return "the check did not notice a span that was moved by one token";
+    }
+    printf("%s  the same check with one span moved by one token fails, as it must:\n               "
+           "         %s\n",
+           d->tty ? "\r" : "", result.first);
+    return NULL;
+}
+
+static int usage(FILE *to)
+{
+    fprintf(to, "usage: ./run demo [--quick] [--model DIR] [--updates N] [--streams N]\n");
+    return to == stdout ? 0 : 2;
+}
+
+static bool parse(int argc, char **argv, demo_t *d)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            d->quick = true;
+            d->n_sets = 6;
+        } else if (strcmp(argv[i], "--model") == 0 && i + 1 < argc) {
+            d->model = argv[++i];
+        } else if (strcmp(argv[i], "--updates") == 0 && i + 1 < argc) {
+            d->n_sets = strtoull(argv[++i], NULL, 10);
+        } else if (strcmp(argv[i], "--streams") == 0 && i + 1 < argc) {
+            d->n_streams = (uint32_t)strtoul(argv[++i], NULL, 10);
+        } else {
+            return false;
+        }
+    }
+    return d->n_sets >= 1 && d->n_sets <= MAX_SETS && d->n_streams >= 1 && d->n_streams <= 1024;
+}
+
+static const char *const texts[] = {
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea, there lived",
+    "Water boils when",
+    "The three most important things about learning to cook are",
+};
+
+static int run(demo_t *d)
+{
+    if (!make_model(d)) {
+        return give_up(d,
+                       d->model != NULL ? "the model directory is not there" : "make-model failed");
+    }
+    demo_weights_t *weights;
+    lk_error_t err = LK_ERROR_INIT;
+    if (demo_weights_open(d->model_dir, d->model != NULL, &weights, &err) != LK_OK) {
+        return give_up(d, err.text);
+    }
+    const model_config_t *model = demo_weights_config(weights);
+    printf("model: %s, %u layers, hidden %u, %u experts, %.2f MB\n",
+           d->model != NULL ? d->model : "a random Qwen3-MoE", model->num_layers,
+           model->hidden_size, model->num_experts, (double)demo_weights_bytes(weights) / 1e6);
+    if (!start_cluster(d)) {
+        return give_up(d, "the cluster did not start");
+    }
+    printf("cluster: 2 DP ranks%s, ready on %s\n",
+           model->num_experts > 0 ? ", experts split between them" : "", d->url);
+    start_trainer(d, weights);
+
+    bool made_up = d->model == NULL;
+    streams_config_t sc = {.url = d->url,
+                           .n_streams = d->n_streams,
+                           .vocab_size = model->vocab_size < 256 ? model->vocab_size : 256,
+                           .prompt_tokens = 24,
+                           .max_tokens = made_up ? 160 : 64,
+                           .seed = 1,
+                           .texts = made_up ? NULL : texts,
+                           .n_texts = LK_ARRAY_LEN(texts)};
+    streams_t *streams = streams_new(&sc);
+    if (!made_up) { /* what the real weights say, before anything is changed */
+        while (streams_sample_text(streams)[0] == '\0' && streams_failure(streams) == NULL) {
+            streams_poll(streams, 50, false);
+        }
+        printf("before the updates it says: \"%s\"\n", streams_sample_text(streams));
+    }
+    double start = now_s();
+    const char *failure =
+        run_updates(d, streams, made_up ? 40ull * d->n_streams : 6ull * d->n_streams);
+    double seconds = now_s() - start, gap = streams_longest_gap(streams);
+    if (failure != NULL) {
+        return give_up(d, failure);
+    }
+    stop_cluster(d);
+    print_table(d, streams, seconds, gap);
+    for (uint64_t i = 0; i < d->n_reports && failure == NULL; i++) {
+        failure = d->reports[i].digests_equal ? NULL : "a rank's digest is not the trainer's";
+    }
+    failure = failure != NULL ? failure : check_streams(d, weights, streams);
+    streams_destroy(&streams);
+    demo_weights_close(&weights);
+    if (failure != NULL) {
+        return give_up(d, failure);
+    }
+    printf("\nverdict: no token came from mixed or stale weights\n");
+    nftw(d->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static demo_t d = {.n_sets = 20, .n_streams = 16, .dir = "/tmp/lockstep-demo-XXXXXX"};
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        return usage(stdout);
+    }
+    if (!parse(argc, argv, &d)) {
+        return usage(stderr);
+    }
+    char self[PATH_MAX] = "";
+    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0 || mkdtemp(d.dir) == NULL) {
+        perror("demo");
+        return 1;
+    }
+    snprintf(d.tool, sizeof d.tool, "%s/../../deploy/tool/lockstep-tool", dirname(self));
+    d.tty = isatty(STDOUT_FILENO);
+    the_demo = &d;
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
+    signal(SIGPIPE, SIG_IGN);
+    return run(&d);
+}
