@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -99,7 +100,6 @@ static demo_t *the_demo; /* for the signal handler */
 
 static void on_signal(int sig)
 {
-    /* The cluster and the trainer watch us (pipes), but ask politely. */
     if (the_demo->cluster > 0) {
         kill(the_demo->cluster, SIGTERM);
     }
@@ -123,7 +123,8 @@ static pid_t start_tool(demo_t *d, char *const *argv, int *out)
         int err = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
         dup2(fds[1], STDOUT_FILENO);
         dup2(err, STDERR_FILENO);
-        setpgid(0, 0); /* a Ctrl-C ends the cluster through us, once */
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* it ends with us, however we end */
+        setpgid(0, 0);                    /* a Ctrl-C ends the cluster through us, once */
         execv(d->tool, argv);
         _exit(127);
     }

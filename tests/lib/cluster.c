@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -72,6 +73,7 @@ void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
     c->launcher = fork();
     ck_assert_int_ge(c->launcher, 0);
     if (c->launcher == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM); /* a test that fails or hangs leaves no cluster */
         setenv("LK_TEST_CLUSTER", c->mark, 1);
         int err = open(c->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
         dup2(out[1], STDOUT_FILENO);
