@@ -1,7 +1,7 @@
 /*
  * cpu_model.h: a model's weights as the forward pass wants them: per layer, by role. Matrices point
  * into the weight table; norm weights, biases and routers are float32 copies, taken at start and
- * again at every commit.
+ * again when the weights have changed.
  */
 #ifndef LK_ENGINE_CORE_EXEC_CPU_CPU_MODEL_H
 #define LK_ENGINE_CORE_EXEC_CPU_CPU_MODEL_H

@@ -29,6 +29,7 @@ typedef struct {
     bool grouped; /* takes part in expert exchanges */
     weight_table_t *weights;
     cpu_model_t model;
+    digest_t copied; /* of the weights that the model's float32 copies were taken from */
     team_t *team;
     forward_t *forward;
     moe_t *moe;
@@ -77,12 +78,6 @@ static lk_status_t check_config(const executor_config_t *c, lk_error_t *err)
     return LK_OK;
 }
 
-static lk_status_t on_commit(void *ctx, lk_error_t *err)
-{
-    executor_cpu_t *self = ctx;
-    return cpu_model_refresh(&self->model, err);
-}
-
 static lk_status_t open_weights(executor_cpu_t *self, const executor_config_t *c, lk_error_t *err)
 {
     const uint32_t rank = self->grouped ? c->ep.rank : 0, size = self->grouped ? c->ep.size : 1;
@@ -93,7 +88,7 @@ static lk_status_t open_weights(executor_cpu_t *self, const executor_config_t *c
     LK_RETURN_IF_ERROR(c->load_dummy ? weight_table_fill(self->weights, c->dummy_seed, err)
                                      : weight_table_load(self->weights, c->model_dir, err));
     LK_RETURN_IF_ERROR(cpu_model_init(&self->model, &self->config, self->weights, rank, size, err));
-    weight_table_on_commit(self->weights, on_commit, self);
+    self->copied = weight_table_digest(self->weights);
     return LK_OK;
 }
 
@@ -169,12 +164,24 @@ static weight_table_t *cpu_weights(executor_t *base)
 
 /* ---- the step ---- */
 
+/* Takes the float32 copies again when the weights have changed, by an update or by a reload. */
+static lk_status_t follow_weights(executor_cpu_t *self, lk_error_t *err)
+{
+    const digest_t now = weight_table_digest(self->weights);
+    if (!digest_equal(now, self->copied)) {
+        LK_RETURN_IF_ERROR(cpu_model_refresh(&self->model, err));
+        self->copied = now;
+    }
+    return LK_OK;
+}
+
 static lk_status_t cpu_step_post(executor_t *base, const exec_batch_t *batch, lk_error_t *err)
 {
     executor_cpu_t *self = of(base);
     if (self->state != STEP_IDLE) {
         return lk_error_set(err, LK_ERR_STATE, "a step is in progress");
     }
+    LK_RETURN_IF_ERROR(follow_weights(self, err));
     LK_RETURN_IF_ERROR(forward_begin(self->forward, batch, err));
     self->step = batch->step;
     self->layer = 0;

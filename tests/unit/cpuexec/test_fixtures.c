@@ -227,6 +227,42 @@ START_TEST(bfloat16_is_near)
 }
 END_TEST
 
+/* Doubling the final norm's weight doubles every logit exactly. */
+START_TEST(an_update_reaches_the_next_step)
+{
+    rig_t rig;
+    rig_open(&rig, &(rig_options_t){.model = "qwen3", .dtype = LK_DTYPE_BF16});
+    lk_error_t err = LK_ERROR_INIT;
+    const uint32_t vocab = rig.model.vocab_size, hidden = rig.model.hidden_size;
+    rig_seq_t seq = {.tokens = {5, 6, 7}, .len = 3};
+    rig_seq_blocks(&rig, &seq, 0, 1);
+    float *before = malloc(vocab * sizeof *before), *after = malloc(vocab * sizeof *after);
+    rig_run(&rig, &seq, 0, 3, 1, before);
+    weight_table_t *weights = executor_cpu_ops.weights(rig.exec[0]);
+    const weight_slot_t *norm = weight_table_find(weights, "model.norm.weight");
+    float *values = malloc(hidden * sizeof *values);
+    ck_ok(dtype_convert(values, LK_DTYPE_F32, norm->data, LK_DTYPE_BF16, hidden));
+    for (uint32_t i = 0; i < hidden; i++) {
+        values[i] *= 2;
+    }
+    const tensor_desc_t desc = {
+        .name = "model.norm.weight", .dtype = LK_DTYPE_F32, .ndim = 1, .shape = {hidden}};
+    weight_sink_t sink = weight_table_sink(weights);
+    sink.ops->begin(sink.ctx);
+    ck_ok(sink.ops->plan(sink.ctx, &desc, 1, &err));
+    ck_ok(sink.ops->tensor(sink.ctx, 0, values, hidden * sizeof *values, &err));
+    ck_ok(sink.ops->commit(sink.ctx, &err));
+    rig_run(&rig, &seq, 0, 3, 1, after);
+    for (uint32_t i = 0; i < vocab; i++) {
+        ck_assert_float_eq(after[i], 2 * before[i]);
+    }
+    free(before);
+    free(after);
+    free(values);
+    rig_close(&rig);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("cpuexec_fixtures");
@@ -234,6 +270,7 @@ Suite *test_suite(void)
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, float32_equals_transformers, 0, N_MODELS);
     tcase_add_loop_test(tc, bfloat16_is_near, 0, N_MODELS);
+    tcase_add_test(tc, an_update_reaches_the_next_step);
     suite_add_tcase(s, tc);
     return s;
 }
