@@ -103,8 +103,13 @@ static lk_status_t check_shape(const choice_t *self, const msg_output_t *out, si
                              "the engine sent an output that does not fit together");
 }
 
-static void append_tokens(choice_t *self, const msg_output_t *out, size_t n)
+/* Copies them behind what is there; they count only once self->n says so. (What a message holds is
+ * not aligned.) */
+static void copy_tokens(choice_t *self, const msg_output_t *out, size_t n)
 {
+    if (n == 0) {
+        return;
+    }
     memcpy(self->ids + self->n, out->token_ids.data, n * sizeof self->ids[0]);
     if (self->params->sampling.logprobs >= 0) {
         size_t k = self->n_top;
@@ -114,7 +119,6 @@ static void append_tokens(choice_t *self, const msg_output_t *out, size_t n)
             memcpy(self->top_logprobs + self->n * k, out->top_logprobs.data, n * k * sizeof(float));
         }
     }
-    self->n += n;
 }
 
 /* Follows the KV of all positions by the rule in engine_core/request.h: token j, at index
@@ -153,18 +157,17 @@ static void follow_kv(choice_t *self, const msg_output_t *out, size_t n)
 
 /* Text of the n new ids. *used: up to the one that completed a stop string. The id that made the
  * engine stop has no text unless stop strings are wanted in the output. */
-static lk_status_t detokenize(choice_t *self, const msg_output_t *out, size_t n, size_t *used,
+static lk_status_t detokenize(choice_t *self, finish_reason_t finish, size_t n, size_t *used,
                               lk_error_t *err)
 {
     *used = n;
     if (self->detokenizer == NULL) {
         return LK_OK;
     }
-    bool hide_last =
-        n > 0 && out->finish_reason == FINISH_STOP && !self->params->include_stop_str_in_output;
+    bool hide_last = n > 0 && finish == FINISH_STOP && !self->params->include_stop_str_in_output;
     size_t shown = hide_last ? n - 1 : n, u;
     LK_RETURN_IF_ERROR(
-        detokenizer_push(self->detokenizer, out->token_ids.data, shown, &self->text, &u, err));
+        detokenizer_push(self->detokenizer, self->ids + self->n, shown, &self->text, &u, err));
     self->stop_string = detokenizer_stop(self->detokenizer);
     if (self->stop_string >= 0) {
         *used = u;
@@ -201,8 +204,9 @@ lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err
     if (!reserve(self, n)) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
-    LK_RETURN_IF_ERROR(detokenize(self, out, n, &used, err));
-    append_tokens(self, out, used);
+    copy_tokens(self, out, n);
+    LK_RETURN_IF_ERROR(detokenize(self, (finish_reason_t)out->finish_reason, n, &used, err));
+    self->n += used;
     if (used > 0) {
         follow_kv(self, out, used);
     }

@@ -48,9 +48,10 @@ static void on_signal(evutil_socket_t signum, short what, void *ctx)
 static void on_parent(evutil_socket_t fd, short what, void *ctx)
 {
     char byte;
-    if (read(fd, &byte, 1) == 0) {
-        LK_ERROR("the launcher is gone");
-        _exit(1); /* nobody is left to wait for a drain */
+    if (read(fd, &byte, 1) == 0) { /* nobody is left to wait for a drain */
+        lk_error_t err;
+        lk_error_set(&err, LK_ERR_PEER, "the launcher is gone");
+        on_end(ctx, &err);
     }
 }
 

@@ -464,6 +464,45 @@ START_TEST(test_disconnect_aborts)
 }
 END_TEST
 
+START_TEST(test_disconnect_while_streaming)
+{
+    for (uint64_t i = 0; i < 10; i++) {
+        cli_t cli;
+        cli_open(&cli);
+        cli_request(&cli, "POST", "/v1/completions", "",
+                    "{\"prompt\":\"hi\",\"max_tokens\":4000,\"stream\":true,\"n\":3}");
+        wait_for(&cli, "\"text\":\"c\"");
+        if (i % 2 == 0) { /* with a reset instead of an orderly close */
+            struct linger hard = {1, 0};
+            setsockopt(cli.fd, SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+        }
+        cli_close(&cli);
+        while (c.n_aborted < 3 * (i + 1)) {
+            turn(NULL);
+        }
+    }
+    ck_assert_int_eq(ask("GET", "/health", ""), 200);
+}
+END_TEST
+
+START_TEST(test_control_call_outlives_its_client)
+{
+    cli_t cli;
+    c.silent = true;
+    cli_open(&cli);
+    cli_request(&cli, "POST", "/pause?timeout_s=0.1", "", "");
+    turn(&cli);
+    turn(&cli);
+    cli_close(&cli);
+    uint64_t end = lk_env_now_ns(lk_env_real()) + 200 * LK_MS_NS;
+    while (lk_env_now_ns(lk_env_real()) < end) {
+        turn(NULL);
+    }
+    c.silent = false;
+    ck_assert_int_eq(ask("POST", "/resume", ""), 200);
+}
+END_TEST
+
 START_TEST(test_slow_reader_is_cut)
 {
     cli_t cli;
@@ -821,6 +860,8 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_stream);
     tcase_add_test(tc, test_stream_through_a_pause);
     tcase_add_test(tc, test_disconnect_aborts);
+    tcase_add_test(tc, test_disconnect_while_streaming);
+    tcase_add_test(tc, test_control_call_outlives_its_client);
     tcase_add_test(tc, test_slow_reader_is_cut);
     tcase_add_test(tc, test_dead_engine);
     tcase_add_test(tc, test_raw_requests);
