@@ -1,7 +1,7 @@
 #include "engine_core/exec/model_config.h"
 
 #include "base/check.h"
-#include "engine_core/exec/file.h"
+#include "base/file.h"
 #include "engine_core/exec/json_reader.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 #include "engine_core/exec/model_maker.h"
 
 #include "base/check.h"
-#include "engine_core/exec/file.h"
-#include "engine_core/exec/safetensors.h"
+#include "base/file.h"
+#include "transfer/safetensors.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -1,4 +1,4 @@
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 #include "engine_core/exec/weight_plan.h"
 
 #include "base/check.h"

@@ -3,7 +3,7 @@
 #include "base/hash.h"
 #include "base/prng.h"
 #include "engine_core/exec/model_tensors.h"
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 
 #include <stdlib.h>
 #include <string.h>

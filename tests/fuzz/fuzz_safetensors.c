@@ -4,7 +4,7 @@
  * consistent: sorted, covering, findable by name.
  */
 #include "base/check.h"
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  */
 #include "engine_core/exec/cpu/forward.h"
 #include "engine_core/exec/cpu/moe.h"
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 #include "tests/lib/test_main.h"
 #include "tests/unit/cpuexec/exec_rig.h"
 

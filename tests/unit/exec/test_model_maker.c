@@ -1,6 +1,6 @@
 #include "engine_core/exec/model_maker.h"
 #include "base/check.h"
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 #include "engine_core/exec/weight_table.h"
 #include "tests/lib/test_main.h"
 

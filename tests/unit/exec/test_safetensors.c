@@ -1,4 +1,4 @@
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 #include "base/check.h"
 #include "base/prng.h"
 #include "tests/lib/test_main.h"

@@ -1,7 +1,7 @@
-#include "engine_core/exec/safetensors_header.h"
+#include "transfer/safetensors_header.h"
 
 #include "base/check.h"
-#include "engine_core/exec/file.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /*
- * file.h: reads small files and checks names that come from inside other files.
+ * file.h: reads and writes small files and checks names that come from inside other files.
  */
-#ifndef LK_ENGINE_CORE_EXEC_FILE_H
-#define LK_ENGINE_CORE_EXEC_FILE_H
+#ifndef LK_BASE_FILE_H
+#define LK_BASE_FILE_H
 
 #include "base/buf.h"
 

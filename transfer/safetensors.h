@@ -3,8 +3,8 @@
  * with model.safetensors.index.json. Nothing in the header is trusted: every offset pair is checked
  * against the file size and dtype x shape; overlaps, holes and duplicates are refused.
  */
-#ifndef LK_ENGINE_CORE_EXEC_SAFETENSORS_H
-#define LK_ENGINE_CORE_EXEC_SAFETENSORS_H
+#ifndef LK_TRANSFER_SAFETENSORS_H
+#define LK_TRANSFER_SAFETENSORS_H
 
 #include "transfer/tensor_desc.h"
 

@@ -1,4 +1,4 @@
-#include "engine_core/exec/safetensors_header.h"
+#include "transfer/safetensors_header.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,10 +3,10 @@
  * file's size. Nothing in it is trusted: nesting and the number of tensors are bounded before the
  * JSON library sees the text.
  */
-#ifndef LK_ENGINE_CORE_EXEC_SAFETENSORS_HEADER_H
-#define LK_ENGINE_CORE_EXEC_SAFETENSORS_HEADER_H
+#ifndef LK_TRANSFER_SAFETENSORS_HEADER_H
+#define LK_TRANSFER_SAFETENSORS_HEADER_H
 
-#include "engine_core/exec/safetensors.h"
+#include "transfer/safetensors.h"
 
 #include <jansson.h>
 

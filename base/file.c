@@ -1,4 +1,4 @@
-#include "engine_core/exec/file.h"
+#include "base/file.h"
 
 #include "base/check.h"
 
