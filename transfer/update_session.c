@@ -309,13 +309,18 @@ static lk_status_t enter_update(update_session_t *self, update_spec_t *spec, lk_
 
 static lk_status_t enter_finish(update_session_t *self, lk_error_t *err)
 {
-    if (self->stale && !self->sink.ops->complete(self->sink.ctx)) {
-        return lk_error_set(
-            err, LK_ERR_STATE,
-            "finish_weight_update: an earlier update failed halfway, so this one has "
-            "to bring every tensor of the model, and some are missing.");
+    if (!self->stale || self->sink.ops->complete(self->sink.ctx)) {
+        return LK_OK;
     }
-    return LK_OK;
+    char missing[512] = "some of them";
+    if (self->sink.ops->missing != NULL) {
+        self->sink.ops->missing(self->sink.ctx, missing, sizeof missing);
+    }
+    return lk_error_set(
+        err, LK_ERR_STATE,
+        "finish_weight_update: an earlier update failed halfway, so this one has to "
+        "bring every tensor of the model. Missing: %s",
+        missing);
 }
 
 static void enter_abort(update_session_t *self)

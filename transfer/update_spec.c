@@ -317,9 +317,13 @@ lk_status_t update_spec_finish(const char *text, size_t len, lk_error_t *err)
 lk_status_t update_spec_version(const char *text, size_t len, lk_error_t *err)
 {
     json_t *root = NULL;
-    const json_t *version = NULL;
-    LK_RETURN_IF_ERROR(parse_with(text, len, "new_version", &root, &version, err));
-    lk_status_t st = check_version(version, "new_version", err);
+    LK_RETURN_IF_ERROR(parse(text, len, &root, err));
+    const json_t *ours = json_object_get(root, "weight_version");
+    const json_t *version = ours != NULL ? ours : json_object_get(root, "new_version");
+    lk_status_t st =
+        version == NULL || json_is_null(version)
+            ? lk_error_set(err, LK_ERR_INVALID, "Missing 'new_version' in request body")
+            : check_version(version, "new_version", err);
     json_decref(root);
     return st;
 }

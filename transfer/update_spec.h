@@ -47,7 +47,7 @@ LK_MUST_USE lk_status_t update_spec_update(update_spec_t *out, const char *backe
                                            lk_error_t *err);
 /* {"weight_version": text or null}, {} or nothing at all */
 LK_MUST_USE lk_status_t update_spec_finish(const char *text, size_t len, lk_error_t *err);
-/* {"new_version": text} */
+/* {"new_version": text}, or {"weight_version": text} as finish has it */
 LK_MUST_USE lk_status_t update_spec_version(const char *text, size_t len, lk_error_t *err);
 
 #endif

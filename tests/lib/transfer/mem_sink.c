@@ -2,6 +2,7 @@
 #include "base/buf.h"
 #include "base/check.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,6 +111,20 @@ static bool sink_complete(void *ctx)
     return true;
 }
 
+static void sink_missing(void *ctx, char *out, size_t room)
+{
+    mem_sink_t *self = ctx;
+    lk_buf_t text;
+    lk_buf_init(&text, 0);
+    for (size_t i = 0; i < self->n_model; i++) {
+        if (!self->arrived[i]) {
+            lk_buf_printf(&text, "%s%s", text.len > 0 ? ", " : "", self->model[i].name);
+        }
+    }
+    snprintf(out, room, "%s", lk_buf_cstr(&text));
+    lk_buf_fini(&text);
+}
+
 static void sink_begin(void *ctx)
 {
     mem_sink_t *self = ctx;
@@ -152,6 +167,7 @@ weight_sink_t mem_sink(mem_sink_t *self)
         .direct = sink_direct,
         .tensor = sink_tensor,
         .complete = sink_complete,
+        .missing = sink_missing,
         .begin = sink_begin,
         .commit = sink_commit,
         .digest = sink_digest,

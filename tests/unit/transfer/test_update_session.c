@@ -388,6 +388,7 @@ static const struct {
     {UPDATE_VERB_SET_VERSION, "{}", "Missing 'new_version' in request body"},
     {UPDATE_VERB_SET_VERSION, "{\"new_version\": 5}", "'new_version' must be a string"},
     {UPDATE_VERB_SET_VERSION, VERSION_OK, NULL},
+    {UPDATE_VERB_SET_VERSION, "{\"weight_version\": \"v7\"}", NULL},
 };
 
 START_TEST(body)
@@ -529,7 +530,7 @@ START_TEST(dirty_until_a_complete_update)
     script.deliver = 1;
     call(UPDATE_VERB_UPDATE, UPDATE_A);
     ck_assert_int_eq(post(UPDATE_VERB_FINISH, ""), LK_ERR_STATE);
-    ck_assert_ptr_nonnull(strstr(err.text, "every tensor of the model"));
+    ck_assert_ptr_nonnull(strstr(err.text, "every tensor of the model. Missing: b.weight"));
     ck_ok(update_session_outcome(session, UPDATE_VERB_FINISH, false, &err));
     ck_assert(update_session_touched(session));
     ck_assert_uint_eq(sink->commits, 0);
