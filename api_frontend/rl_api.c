@@ -307,7 +307,7 @@ void api_handle_update_weight_version(api_t *api, api_call_t *call)
         api_call_error(call, 400, "new_version", "Missing 'new_version' in request body");
         return;
     }
-    update(api, call, UPDATE_VERB_SET_VERSION, "weight_version",
+    update(api, call, UPDATE_VERB_SET_VERSION, "new_version",
            json_object_get(call->body, "new_version"), on_version);
 }
 

@@ -261,6 +261,7 @@ START_TEST(test_weight_calls)
     ck_assert_int_eq(ask("POST", "/update_weight_version", "{\"new_version\":\"v8\"}"), 200);
     ck_assert(json_is_true(json_object_get(held, "success")));
     ck_assert_str_eq(text_at("new_version", NULL), "v8");
+    ck_assert_str_eq(c.last_spec, "{\"new_version\":\"v8\"}");
     ck_assert_int_eq(ask("POST", "/reset_prefix_cache?reset_running_requests=false", ""), 200);
     ck_assert(json_is_true(json_object_get(held, "success")));
 
