@@ -1,7 +1,8 @@
 #include "api_frontend/trainer_port.h"
-#include "api_frontend/msgpack_json.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "proto/limits.h"
+#include "proto/wire_json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,8 @@ static void send_map(trainer_port_t *self, const port_peer_t *peer, const uint8_
 {
     lk_buf_t body;
     lk_buf_init(&body, 0);
-    msgpack_from_json(map, &body);
+    wire_writer_t writer = wire_writer(&body);
+    wire_put_json(&writer, map);
     port_frame_t frames[2] = {{id, ID_BYTES}, {body.data, body.len}};
     lk_error_t err = LK_ERROR_INIT;
     if (!body.failed && self->port != NULL &&
@@ -57,6 +59,16 @@ static void destroy(api_call_t *call)
 }
 
 static const api_call_ops_t ops = {.reply = reply, .destroy = destroy};
+
+static lk_status_t read_body(const port_frame_t *frame, json_t **out, lk_error_t *err)
+{
+    static const wire_limits_t limits = {WIRE_MAX_BODY, WIRE_MAX_OBJECTS, WIRE_MAX_DEPTH};
+    wire_doc_t doc = {0};
+    LK_RETURN_IF_ERROR(wire_doc_init(&doc, frame->data, frame->len, &limits, err));
+    lk_status_t status = wire_to_json(doc.root, out, err);
+    wire_doc_fini(&doc);
+    return status;
+}
 
 /* Takes a text field out of the map. False: it is there and unusable. */
 static bool take_text(json_t *map, const char *name, char *out, size_t room)
@@ -90,7 +102,7 @@ void trainer_port_on_message(trainer_port_t *self, const port_peer_t *peer,
     memcpy(tc->id, frames[0].data, ID_BYTES);
     self->n_open++;
     lk_error_t err = LK_ERROR_INIT;
-    lk_status_t status = msgpack_to_json(frames[1].data, frames[1].len, &call->body, &err);
+    lk_status_t status = read_body(&frames[1], &call->body, &err);
     char name[64] = "";
     if (status != LK_OK) {
         api_call_error(call, lk_status_http(status), "body", "%s", err.text);

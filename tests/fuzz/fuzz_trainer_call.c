@@ -1,10 +1,21 @@
 /* Fuzz target: a trainer's message. One byte says how many bytes the id frame has; the rest is the
  * body. With an id there is exactly one reply with that id; without, the message is counted. */
-#include "api_frontend/msgpack_json.h"
 #include "api_frontend/trainer_port.h"
+#include "proto/limits.h"
+#include "proto/wire_json.h"
 #include "tests/fuzz/api_harness.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static lk_status_t from_msgpack(const void *data, size_t len, json_t **out, lk_error_t *err)
+{
+    static const wire_limits_t wire_limits = {WIRE_MAX_BODY, WIRE_MAX_OBJECTS, WIRE_MAX_DEPTH};
+    wire_doc_t doc = {0};
+    LK_RETURN_IF_ERROR(wire_doc_init(&doc, data, len, &wire_limits, err));
+    lk_status_t status = wire_to_json(doc.root, out, err);
+    wire_doc_fini(&doc);
+    return status;
+}
 
 typedef struct {
     lk_port_t base;
@@ -18,7 +29,7 @@ static lk_status_t on_send(lk_port_t *self, const port_peer_t *peer, const port_
     fake_port_t *port = (fake_port_t *)self;
     json_t *map = NULL;
     CHECK(n == 2 && frames[0].len == 8 && memcmp(frames[0].data, port->id, 8) == 0);
-    CHECK(msgpack_to_json(frames[1].data, frames[1].len, &map, err) == LK_OK);
+    CHECK(from_msgpack(frames[1].data, frames[1].len, &map, err) == LK_OK);
     CHECK(json_is_integer(json_object_get(map, "status")));
     json_decref(map);
     port->n_replies++;

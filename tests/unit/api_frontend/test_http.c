@@ -1,6 +1,7 @@
 /* The whole front end over real sockets on loopback, against engines in memory. */
-#include "api_frontend/msgpack_json.h"
 #include "base/check.h"
+#include "proto/limits.h"
+#include "proto/wire_json.h"
 #include "tests/lib/test_main.h"
 #include "tests/unit/api_frontend/fake_cluster.h"
 
@@ -711,13 +712,24 @@ END_TEST
 
 static lk_port_t *trainer;
 
+static lk_status_t from_msgpack(const void *data, size_t len, json_t **out, lk_error_t *err)
+{
+    static const wire_limits_t wire_limits = {WIRE_MAX_BODY, WIRE_MAX_OBJECTS, WIRE_MAX_DEPTH};
+    wire_doc_t doc = {0};
+    LK_RETURN_IF_ERROR(wire_doc_init(&doc, data, len, &wire_limits, err));
+    lk_status_t status = wire_to_json(doc.root, out, err);
+    wire_doc_fini(&doc);
+    return status;
+}
+
 static void trainer_send(uint64_t id, const char *json)
 {
     json_t *map = json_loads(json, 0, NULL);
     ck_assert_ptr_nonnull(map);
     lk_buf_t body;
     lk_buf_init(&body, 0);
-    msgpack_from_json(map, &body);
+    wire_writer_t writer = wire_writer(&body);
+    wire_put_json(&writer, map);
     port_frame_t frames[2] = {{&id, 8}, {body.data, body.len}};
     lk_error_t err;
     ck_ok(port_send(trainer, NULL, frames, 2, &err));
@@ -737,7 +749,7 @@ static uint64_t trainer_recv(void)
     uint64_t id;
     memcpy(&id, in.frames[0].data, 8);
     json_decref(held);
-    ck_ok(msgpack_to_json(in.frames[1].data, in.frames[1].len, &held, &err));
+    ck_ok(from_msgpack(in.frames[1].data, in.frames[1].len, &held, &err));
     port_msg_fini(trainer, &in);
     return id;
 }
