@@ -202,14 +202,12 @@ static json_t *update_args(const tensor_desc_t *descs, size_t n, bool packed, ui
     bool whole = names != NULL && dtypes != NULL && shapes != NULL;
     for (size_t i = 0; i < n && whole; i++) {
         json_t *shape = json_array();
-        for (uint32_t d = 0; d < descs[i].ndim; d++) {
-            whole =
-                json_array_append_new(shape, json_integer((json_int_t)descs[i].shape[d])) == 0 &&
-                whole;
+        whole = json_array_append_new(shapes, shape) == 0; /* which now owns it */
+        for (uint32_t d = 0; d < descs[i].ndim && whole; d++) {
+            whole = json_array_append_new(shape, json_integer((json_int_t)descs[i].shape[d])) == 0;
         }
-        whole = json_array_append_new(names, json_string(descs[i].name)) == 0 &&
-                json_array_append_new(dtypes, json_string(dtype_torch_name(descs[i].dtype))) == 0 &&
-                json_array_append_new(shapes, shape) == 0 && whole;
+        whole = whole && json_array_append_new(names, json_string(descs[i].name)) == 0 &&
+                json_array_append_new(dtypes, json_string(dtype_torch_name(descs[i].dtype))) == 0;
     }
     json_t *args = json_pack("{s:{s:o, s:o, s:o, s:b, s:I}}", "update_info", "names", names,
                              "dtype_names", dtypes, "shapes", shapes, "packed", (int)packed,
