@@ -562,6 +562,18 @@ START_TEST(other_rank_failed)
 }
 END_TEST
 
+START_TEST(finish_that_another_rank_refuses)
+{
+    go_to(UPDATE_STATE_OPEN);
+    ck_ok(post(UPDATE_VERB_FINISH, ""));
+    ck_ok(update_session_test(session, &err));
+    ck_ok(update_session_outcome(session, UPDATE_VERB_FINISH, false, &err));
+    ck_assert_int_eq(update_session_state(session), UPDATE_STATE_READY);
+    ck_assert(update_session_touched(session));
+    ck_assert_uint_eq(sink->commits, 0);
+}
+END_TEST
+
 START_TEST(aborted_session_stays_dirty)
 {
     go_to(UPDATE_STATE_OPEN);
@@ -659,6 +671,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, failure_before_the_first_byte_leaves_the_weights_clean);
     tcase_add_test(tc, dirty_until_a_complete_update);
     tcase_add_test(tc, other_rank_failed);
+    tcase_add_test(tc, finish_that_another_rank_refuses);
     tcase_add_test(tc, aborted_session_stays_dirty);
     tcase_add_test(tc, partial_update_of_clean_weights_commits);
     tcase_add_test(tc, failed_commit_says_so);
