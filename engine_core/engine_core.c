@@ -142,6 +142,21 @@ void engine_fail(engine_core_t *self, const lk_error_t *why)
     }
 }
 
+void engine_core_peer_lost(engine_core_t *self, const lk_error_t *err)
+{
+    if (self->failed || self->alone) {
+        return;
+    }
+    if (!group_lose_peers(self->group)) {
+        engine_fail(self, err);
+        return;
+    }
+    self->alone = true;
+    self->config.allreduce.ops->abort(self->config.allreduce.ctx);
+    LK_ERROR("engine %u goes on without its peers, and without pause, resume and updates: %s",
+             self->config.rank, err->text);
+}
+
 /* ---- waiting for peers ---- */
 
 void engine_start_watch(engine_core_t *self, watch_t *watch)
@@ -168,7 +183,7 @@ static void check_watch(engine_core_t *self, watch_t *watch, const char *what, c
         lk_error_t err;
         lk_error_set(&err, LK_ERR_PEER, "rank %s took no part in %s for %.1f s", who, what,
                      (double)waited / LK_SECOND_NS);
-        engine_fail(self, &err);
+        engine_core_peer_lost(self, &err);
     } else if (waited >= self->config.dead_after_ns && !watch->warned) {
         watch->warned = true;
         LK_WARN("engine %u waits for rank %s in %s since %.1f s", self->config.rank, who, what,
@@ -218,7 +233,7 @@ static bool post_vote(engine_core_t *self, const group_view_t *view)
     group_vote(self->group, view, engine_now(self), self->vec);
     engine_start_watch(self, &self->vote_watch);
     if (ar->ops->post(ar->ctx, round, self->vec, group_vector_len(self->group), &err) < 0) {
-        engine_fail(self, &err);
+        engine_core_peer_lost(self, &err);
     }
     return true;
 }
@@ -234,10 +249,9 @@ static bool advance_vote(engine_core_t *self)
     if (status == LK_INPROGRESS) {
         return false;
     }
-    if (status == LK_OK) {
-        status = group_decide(self->group, self->vec, &err);
-    }
-    if (status < 0) {
+    if (status == LK_ERR_PEER) {
+        engine_core_peer_lost(self, &err);
+    } else if (status < 0 || group_decide(self->group, self->vec, &err) < 0) {
         engine_fail(self, &err);
     }
     return true;

@@ -69,6 +69,10 @@ size_t engine_core_pollfds(const engine_core_t *self, struct pollfd *fds, size_t
 /* NULL while alive. */
 const lk_error_t *engine_core_failed(const engine_core_t *self);
 
+/* A peer is gone, as err says. Under expert parallelism that ends the engine; independent ranks go
+ * on generating if they can, without control calls (decision 12). */
+void engine_core_peer_lost(engine_core_t *self, const lk_error_t *err);
+
 /* Shutdown (decision 18): new requests are refused from now on. */
 void engine_core_begin_drain(engine_core_t *self);
 /* Nothing is left to do here, and no peer needs this rank's steps. */

@@ -52,6 +52,7 @@ struct engine_core {
 
     lk_status_t finish_status; /* what FINISH_ERROR outputs of the scheduler mean right now */
     bool draining;             /* shutting down */
+    bool alone;                /* its peers are gone, and it goes on */
     bool failed;
     lk_error_t failure;
 

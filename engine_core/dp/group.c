@@ -230,6 +230,9 @@ static bool has_news(const group_t *self, const group_view_t *view)
 
 group_next_t group_next(const group_t *self, const group_view_t *view)
 {
+    if (self->alone) {
+        return GROUP_STEP;
+    }
     if (self->posted || self->update.phase == UPDATE_CARRYING) {
         return GROUP_WAIT;
     }
@@ -323,6 +326,21 @@ void group_update_done(group_t *self, const lk_error_t *result)
     CHECK(self->update.phase == UPDATE_CARRYING);
     self->update.phase = UPDATE_OWED;
     self->update.result = *result;
+}
+
+bool group_lose_peers(group_t *self)
+{
+    if (self->config.lockstep || !self->run || self->update.phase != UPDATE_NONE) {
+        return false;
+    }
+    if (self->posted) {
+        self->posted = false;
+        for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+            stream_settle(&self->streams[f]);
+        }
+    }
+    self->alone = true;
+    return true;
 }
 
 /* ---- state ---- */

@@ -155,6 +155,11 @@ void group_step_done(group_t *self);
 /* What UPDATE_ENTER or UPDATE_COMMIT asked for has ended here. */
 void group_update_done(group_t *self, const lk_error_t *result);
 
+/* A peer of an independent group is gone: no round can complete any more. True if this rank can go
+ * on by itself (nothing is paused, gated or owed); it then steps for ever, and commands stay
+ * unanswered. Idempotent. */
+LK_MUST_USE bool group_lose_peers(group_t *self);
+
 /* ---- state, for reports and tests ---- */
 uint64_t group_round(const group_t *self);
 uint64_t group_wave(const group_t *self);

@@ -66,6 +66,7 @@ struct group {
     bool voted_quiet, voted_expired;
     uint64_t invited; /* 1 + highest round a START invited me to; 0: none */
     bool foreign_start;
+    bool alone; /* group_lose_peers */
 
     queued_action_t *queue;
     size_t queue_head, queue_n, queue_cap;

@@ -34,6 +34,9 @@ void mesh_missing(const mesh_t *self, char *out, size_t room);
 LK_MUST_USE lk_status_t mesh_poll(mesh_t *self, lk_error_t *err);
 size_t mesh_pollfds(const mesh_t *self, struct pollfd *fds, size_t room);
 
+/* Ranks whose share of the posted exchange is missing, as "1, 3"; "" when none is posted. */
+void mesh_exchange_missing(const mesh_t *self, char *out, size_t room);
+
 /* Views on the mesh; valid as long as it lives and connected. */
 allreduce_t mesh_allreduce(mesh_t *self);
 ep_t mesh_ep(mesh_t *self);

@@ -128,6 +128,17 @@ static lk_status_t ep_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
     return LK_OK;
 }
 
+static bool is_share_missing(const mesh_t *self, uint32_t rank)
+{
+    const mesh_ex_slot_t *slot = &self->peers[rank].exchanges[self->ex.seq & 1];
+    return self->ex.posted && !(slot->used && slot->seq == self->ex.seq && slot->complete);
+}
+
+void mesh_exchange_missing(const mesh_t *self, char *out, size_t room)
+{
+    mesh_list(self, is_share_missing, out, room);
+}
+
 static void ep_abort(void *ctx)
 {
     mesh_t *self = ctx;
