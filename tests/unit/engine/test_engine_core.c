@@ -474,7 +474,7 @@ END_TEST
 /* A rank that takes no part any more: named first, given up later. */
 START_TEST(test_watchdog)
 {
-    cc_t *cc = new_cluster(5, "watchdog");
+    cc_t *cc = new_cluster(4, "watchdog");
     msg_t msg = {.type = MSG_CMD};
     msg.cmd = (msg_cmd_t){
         .client = 0, .generation = 1, .number = 1, .kind = CMD_RESUME, .group_epoch = 3};
@@ -490,6 +490,44 @@ START_TEST(test_watchdog)
     ck_assert_ptr_nonnull(engine_core_failed(cc->engines[0]));
     ck_assert_ptr_nonnull(strstr(cc->dead[0], "rank 1, 2, 3 took no part in round"));
     cc_destroy(&cc);
+}
+END_TEST
+
+/* Independent ranks go on without a dead one (decision 12), also with a vote out; what is paused
+ * can't be resumed any more, so it ends. */
+START_TEST(test_dense_rank_goes_on_alone)
+{
+    for (int paused = 0; paused < 2; paused++) {
+        cc_t *cc = new_cluster(5, "alone");
+        size_t i = cc_add(cc, 0, 0, 6, 40);
+        run_until(cc, i, 3);
+        if (paused) {
+            ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+        }
+        for (uint32_t r = 1; r < 4; r++) {
+            cc->links[0][r].blocked = true;
+        }
+        size_t call = cc_call(cc, 0, CMD_RESUME, 0, false, NULL, ~0u);
+        cc_run(cc, 10);
+        allreduce_mem_kill(cc->hub, 2);
+        for (int k = 0; k < 1000; k++) {
+            cc_sweep(cc);
+        }
+        ck_assert_uint_eq(cc->calls[call].done, 0);
+        if (paused) {
+            ck_assert_int_eq(engine_core_failed(cc->engines[0])->status, LK_ERR_PEER);
+            ck_assert_int_eq(cc->requests[i].finish, FINISH_ERROR);
+        } else {
+            ck_assert_ptr_null(engine_core_failed(cc->engines[0]));
+            ck_assert_int_eq(cc->requests[i].finish, FINISH_LENGTH);
+            size_t next = cc_add(cc, 0, 0, 5, 5);
+            for (int k = 0; k < 1000; k++) {
+                cc_sweep(cc);
+            }
+            ck_assert_int_eq(cc->requests[next].finish, FINISH_LENGTH);
+        }
+        cc_destroy(&cc);
+    }
 }
 END_TEST
 
@@ -748,6 +786,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_not_configured);
     tcase_add_test(tc, test_dead_peer);
     tcase_add_test(tc, test_watchdog);
+    tcase_add_test(tc, test_dense_rank_goes_on_alone);
     tcase_add_loop_test(tc, test_bad_requests, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_abort_request, 0, N_LAYOUTS);
     tcase_add_test(tc, test_paused_admission_reject);
