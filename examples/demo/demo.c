@@ -111,7 +111,7 @@ static void on_signal(int sig)
 
 /* Runs lockstep-tool with arguments; `out` (may be NULL) gets the read end of its standard output.
  */
-static pid_t start_tool(demo_t *d, char *const *argv, int *out)
+static pid_t start_tool(demo_t *d, const char *const *argv, int *out)
 {
     int fds[2];
     CHECK(pipe2(fds, O_CLOEXEC) == 0);
@@ -125,7 +125,7 @@ static pid_t start_tool(demo_t *d, char *const *argv, int *out)
         dup2(err, STDERR_FILENO);
         prctl(PR_SET_PDEATHSIG, SIGTERM); /* it ends with us, however we end */
         setpgid(0, 0);                    /* a Ctrl-C ends the cluster through us, once */
-        execv(d->tool, argv);
+        execv(d->tool, (char *const *)argv);
         _exit(127);
     }
     close(fds[1]);
@@ -143,8 +143,8 @@ static bool make_model(demo_t *d)
         return realpath(d->model, d->model_dir) != NULL;
     }
     snprintf(d->model_dir, sizeof d->model_dir, "%s/model", d->dir);
-    char *argv[] = {"lockstep-tool", "make-model", "--arch", "qwen3_moe", "--out",
-                    d->model_dir,    "--seed",     "7",      NULL};
+    const char *argv[] = {"lockstep-tool", "make-model", "--arch", "qwen3_moe", "--out",
+                          d->model_dir,    "--seed",     "7",      NULL};
     pid_t pid = start_tool(d, argv, NULL);
     int status;
     return waitpid(pid, &status, 0) == pid && status == 0;
@@ -153,21 +153,21 @@ static bool make_model(demo_t *d)
 /* Starts the cluster and reads the ready line; false when it ends without one. */
 static bool start_cluster(demo_t *d)
 {
-    char *argv[] = {"lockstep-tool",
-                    "serve",
-                    d->model_dir,
-                    "--port",
-                    "0",
-                    "--data-parallel-size",
-                    "2",
-                    "--enable-expert-parallel",
-                    "--dtype",
-                    "float32",
-                    "--max-model-len",
-                    "1024",
-                    "--weight-transfer-config",
-                    "{\"backend\":\"tcp\"}",
-                    NULL};
+    const char *argv[] = {"lockstep-tool",
+                          "serve",
+                          d->model_dir,
+                          "--port",
+                          "0",
+                          "--data-parallel-size",
+                          "2",
+                          "--enable-expert-parallel",
+                          "--dtype",
+                          "float32",
+                          "--max-model-len",
+                          "1024",
+                          "--weight-transfer-config",
+                          "{\"backend\":\"tcp\"}",
+                          NULL};
     int out;
     d->cluster = start_tool(d, argv, &out);
     FILE *f = fdopen(out, "r");
@@ -227,7 +227,7 @@ static void draw_progress(const demo_t *d, double tokens_per_s, bool waiting)
  */
 static const char *run_updates(demo_t *d, streams_t *streams, uint64_t tokens_between)
 {
-    static char why[600];
+    static char why[LK_ERROR_TEXT_MAX + 100];
     double drawn = now_s();
     uint64_t drawn_tokens = 0, last_tokens = 0, drawn_reports = 0;
     bool updating = false;
@@ -351,7 +351,7 @@ static bool shift_one_span(stream_record_t *records, size_t n)
 
 static const char *check_streams(demo_t *d, const demo_weights_t *weights, streams_t *streams)
 {
-    static char why[700];
+    static char why[LK_ERROR_TEXT_MAX + 100];
     size_t n;
     stream_record_t *records = (stream_record_t *)streams_records(streams, &n);
     verify_result_t result;
