@@ -426,7 +426,7 @@ START_TEST(raw_logprobs_are_the_models_own)
     for (int t = 0; t < VOCAB; t++) {
         logits[t] = 30.0f + 4.0f * (float)lk_prng_normal(&prng);
     }
-    logits[7] = logits[9] = 45.0f; /* tie at the top */
+    logits[7] = logits[9] = 60.0f; /* tie at the top, beyond what the draws reach */
     for (int t = 0; t < VOCAB; t++) {
         total += exp((double)logits[t]);
     }
