@@ -747,6 +747,31 @@ START_TEST(sender_names_the_rank_that_dies)
 }
 END_TEST
 
+/* A rank that has everything may go while another one is still receiving. */
+START_TEST(sender_goes_on_when_a_finished_rank_dies)
+{
+    small_model();
+    rig_init(&rig, backends[_i], 2, 1, 1 << 16, &model);
+    rig_connect(&rig);
+    wte_update_t update = rig_update(&model, false, 1);
+    rig_begin(&rig, &model, &update);
+    lk_status_t st;
+    while ((st = rig.ops->update_test(rig.state[0], &err)) == LK_INPROGRESS) {
+        ck_assert_int_eq(sender_step(rig.sender, &err), LK_INPROGRESS);
+    }
+    ck_ok_text(st, err);
+    rig.ops->fini(rig.state[0]); /* its last ACK and its end may be read together */
+    lk_status_t sent = LK_INPROGRESS;
+    for (st = LK_INPROGRESS; st == LK_INPROGRESS || sent == LK_INPROGRESS;) {
+        st = st == LK_INPROGRESS ? rig.ops->update_test(rig.state[1], &err) : st;
+        sent = sent == LK_INPROGRESS ? sender_step(rig.sender, &err) : sent;
+    }
+    ck_ok_text(st, err);
+    ck_ok_text(sent, err);
+    rig_expect_equal(&rig, 1, &model);
+}
+END_TEST
+
 START_TEST(sender_refuses_another_layout)
 {
     open_small(_i);
@@ -887,6 +912,7 @@ Suite *test_suite(void)
     EACH(pollfds_are_worth_waiting_for);
     EACH(sender_names_the_rank_that_is_silent);
     EACH(sender_names_the_rank_that_dies);
+    EACH(sender_goes_on_when_a_finished_rank_dies);
     EACH(sender_refuses_another_layout);
     EACH(refused_update_leaves_the_connection_usable);
     EACH(cancel_in_the_middle_tells_the_ranks);

@@ -474,9 +474,14 @@ static lk_status_t take_frame(transfer_sender_t *self, link_t *link, lk_error_t 
                         transfer_kind_name(f.kind), f.update, f.bucket);
 }
 
+static bool link_done(const transfer_sender_t *self, const link_t *link)
+{
+    return link->go && link->acked >= self->n_buckets;
+}
+
 static lk_status_t link_read(transfer_sender_t *self, link_t *link, bool *did, lk_error_t *err)
 {
-    for (;;) {
+    while (!link_done(self, link)) {
         if (link->failing && link->text_done == link->text_len) {
             char text[TRANSFER_TEXT_MAX + 1];
             transfer_text_clean(link->text, link->text_len, text, sizeof text);
@@ -502,6 +507,7 @@ static lk_status_t link_read(transfer_sender_t *self, link_t *link, bool *did, l
             LK_RETURN_IF_ERROR(take_frame(self, link, err));
         }
     }
+    return LK_OK;
 }
 
 static lk_status_t link_error(transfer_sender_t *self, size_t i, const lk_error_t *inner,
@@ -539,6 +545,9 @@ lk_status_t sender_step(transfer_sender_t *self, lk_error_t *err)
         link_t *link = &self->links[i];
         lk_error_t inner = LK_ERROR_INIT;
         bool did = false;
+        if (link_done(self, link)) {
+            continue; /* what becomes of it now is for the group, or the next update, to find out */
+        }
         /* read first and last: a rank that gave up says why before its socket breaks */
         lk_status_t st = link_read(self, link, &did, &inner);
         if (st >= 0) {
@@ -553,7 +562,7 @@ lk_status_t sender_step(transfer_sender_t *self, lk_error_t *err)
         if (did) {
             link->progress_ns = now;
         }
-        bool done = link->go && link->acked >= self->n_buckets;
+        bool done = link_done(self, link);
         finished = finished && done;
         if (!done && now - link->progress_ns >= self->no_progress_ns) {
             lk_error_set(&inner, LK_ERR_TIMEOUT, "no progress for %.1f s%s",
@@ -610,6 +619,9 @@ size_t sender_pollfds(const transfer_sender_t *self, struct pollfd *fds, size_t 
     }
     for (size_t i = 0; i < (size_t)self->n_ranks * self->lanes && n < room && self->active; i++) {
         const link_t *link = &self->links[i];
+        if (link_done(self, link)) {
+            continue;
+        }
         bool write = link->go && link->cursor.bucket < self->n_buckets;
         fds[n++] = (struct pollfd){.fd = link->stream->ops->fd(link->stream),
                                    .events = (short)(POLLIN | (write ? POLLOUT : 0))};
