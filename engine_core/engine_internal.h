@@ -68,11 +68,16 @@ struct engine_core {
 /* engine_core.c */
 void engine_fail(engine_core_t *self, const lk_error_t *why);
 void engine_flush(engine_core_t *self);
-void engine_start_watch(engine_core_t *self, watch_t *watch);
 static inline uint64_t engine_now(const engine_core_t *self)
 {
     return lk_env_now_ns(self->config.env);
 }
+
+/* engine_watch.c */
+void engine_start_watch(engine_core_t *self, watch_t *watch);
+/* Names the ranks that a vote or a step waits for; after twice the control timeout they count as
+ * lost. */
+void engine_check_watches(engine_core_t *self);
 
 /* engine_actions.c */
 void engine_take_actions(engine_core_t *self);

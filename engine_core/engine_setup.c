@@ -144,10 +144,10 @@ static lk_status_t size_kv(engine_setup_t *self, const lk_config_t *config,
             (unsigned long long)(blocks_for(self->max_model_len, self->block_size) * bytes));
     }
     if (positions < self->max_model_len) {
-        LK_WARN("requests are limited to %llu of the model's %u positions: more do not fit into "
-                "--kv-cache-memory-bytes %llu",
-                (unsigned long long)positions, self->max_model_len,
-                (unsigned long long)config->kv_cache_memory_bytes);
+        LK_WARN("requests are limited to %llu of the model's %u positions: %llu KV blocks of %u "
+                "hold no more",
+                (unsigned long long)positions, self->max_model_len, (unsigned long long)blocks,
+                self->block_size);
         self->max_model_len = (uint32_t)positions;
     }
     self->num_blocks = (uint32_t)blocks;
