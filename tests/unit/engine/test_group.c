@@ -564,6 +564,10 @@ static void check_liveness(sim_t *sim)
     sim->refuse = 0;
     sim->config.random_failures = false;
     sim_settle(sim, SETTLE);
+    if (!pause_is_paused(group_pause(sim->ranks[0].group)) && gates(sim) == 0) {
+        ck_assert_msg(unfinished(sim) == 0, "seed %llx: %u requests rest in an unpaused group",
+                      (unsigned long long)sim->config.seed, unfinished(sim));
+    }
     for (uint32_t f = 0; f < sim->config.n_frontends; f++) {
         const sim_frontend_t *frontend = &sim->frontends[f];
         for (size_t i = 0; i < frontend->n_calls; i++) {
