@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* To the next look at a transfer that has no descriptor to wait for. */
+#define SOON_NS (LK_MS_NS / 10)
+
 static void on_scheduler_output(void *ctx, const sched_output_t *output)
 {
     engine_core_t *self = ctx;
@@ -248,7 +251,7 @@ static bool advance_step(engine_core_t *self)
     }
     lk_status_t status = executor->ops->step_test(executor, &result, &err);
     if (status == LK_INPROGRESS) {
-        return false;
+        return !executor->ops->step_waits(executor);
     }
     if (status < 0) {
         engine_fail(self, &err);
@@ -409,6 +412,10 @@ uint64_t engine_core_deadline(const engine_core_t *self)
         self->reported_ns + (self->report_pending ? REPORT_INTERVAL_NS : self->config.heartbeat_ns);
     if (engine_core_waits_for_peers(self)) {
         deadline = LK_MIN(deadline, now + REPORT_INTERVAL_NS);
+    }
+    struct pollfd fd;
+    if (self->updating && update_session_pollfds(self->session, &fd, 1) == 0) {
+        deadline = LK_MIN(deadline, now + SOON_NS);
     }
     uint64_t expires = self->session_active_ns + self->config.transfer_timeout_ns;
     if ((group_weights(self->group)->gates & GATE_SESSION) && expires > now) {

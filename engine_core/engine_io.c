@@ -8,13 +8,15 @@
 #include "engine_core/engine_setup.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define MAX_MESSAGES  256             /* taken from one socket between two steps */
-#define POLL_NS       LK_MS_NS        /* longest wait while a collective is out */
+#define SLICE_NS      200000ull       /* longest time between two looks at the sockets in a step */
+#define SPIN_NS       50000ull        /* for a peer that is nearly there, before sleeping */
 #define START_POLL_NS (20 * LK_MS_NS) /* longest wait between two looks while starting */
 #define MAX_FDS       2048
 
@@ -338,23 +340,37 @@ static void wait_for_anything(app_t *app)
         n += mesh_pollfds(app->mesh, fds + n, MAX_FDS - n);
     }
     n += engine_core_pollfds(app->core, fds + n, MAX_FDS - n);
-    uint64_t deadline = engine_core_deadline(app->core);
-    if (engine_core_waits_for_peers(app->core)) {
-        deadline = LK_MIN(deadline, lk_env_now_ns(app->env) + POLL_NS);
-    }
-    loop_wait(app->loop, fds, n, deadline);
+    loop_wait(app->loop, fds, n, engine_core_deadline(app->core));
 }
 
-/* One turn; false when there was nothing to do. A step's share of work shows in the time it takes:
- * an executor in the middle of a pass is asked again at once. */
+/* One turn; false when there was nothing to do. The sockets are looked at before every step, and
+ * within a step as often as SLICE_NS says: a small model's layer takes less time than a look. */
 static bool turn(app_t *app)
 {
     bool any = take_all_messages(app);
     poll_mesh(app);
-    uint64_t before = lk_env_now_ns(app->env);
-    any |= engine_core_step(app->core);
-    bool worked = lk_env_now_ns(app->env) - before > 100000;
-    return any || (worked && engine_core_waits_for_peers(app->core));
+    uint64_t steps = engine_core_steps(app->core), start = lk_env_now_ns(app->env);
+    bool moved;
+    do {
+        moved = engine_core_step(app->core);
+        any |= moved;
+    } while (moved && engine_core_steps(app->core) == steps &&
+             lk_env_now_ns(app->env) - start < SLICE_NS);
+    return any;
+}
+
+/* A peer is usually late by less than it takes to sleep and wake up. True: it came meanwhile. The
+ * processor is offered to others all the while: it may be the peer that needs it. */
+static bool spin(app_t *app)
+{
+    uint64_t end = lk_env_now_ns(app->env) + SPIN_NS;
+    while (engine_core_waits_for_peers(app->core) && lk_env_now_ns(app->env) < end) {
+        sched_yield();
+        if (engine_core_step(app->core)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Decision 18. */
@@ -373,7 +389,7 @@ static void drain(app_t *app)
 static int serve(app_t *app)
 {
     while (loop_stop_reason(app->loop) == NULL && engine_core_failed(app->core) == NULL) {
-        if (!turn(app)) {
+        if (!turn(app) && !spin(app)) {
             wait_for_anything(app);
         }
     }

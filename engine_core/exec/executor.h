@@ -63,6 +63,10 @@ typedef struct executor_ops {
     uint64_t (*kv_block_bytes)(const executor_config_t *config);
     lk_status_t (*step_post)(executor_t *self, const exec_batch_t *batch, lk_error_t *err);
     lk_status_t (*step_test)(executor_t *self, exec_result_t *out, lk_error_t *err);
+    /* After step_test returned INPROGRESS: true if the step goes on only when the exchange moves
+     * (its descriptors tell when), false if test has more to compute and should be called again at
+     * once. */
+    bool (*step_waits)(const executor_t *self);
     void (*step_abort)(executor_t *self);
 } executor_ops_t;
 

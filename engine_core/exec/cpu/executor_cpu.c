@@ -38,6 +38,7 @@ typedef struct {
     uint64_t step;
     uint32_t layer;
     bool posted;    /* an exchange is out */
+    bool waits;     /* and the last look found that a peer is late */
     ep_buf_t *recv; /* [ep.size] */
 } executor_cpu_t;
 
@@ -207,6 +208,7 @@ static lk_status_t test(executor_cpu_t *self, lk_error_t *err)
 {
     lk_status_t rc = self->ep.ops->test(self->ep.ctx, self->recv, err);
     self->posted = rc != LK_OK; /* a failed exchange is aborted with its step */
+    self->waits = rc == LK_INPROGRESS;
     return rc;
 }
 
@@ -317,9 +319,15 @@ static lk_status_t cpu_step_test(executor_t *base, exec_result_t *out, lk_error_
     return rc;
 }
 
+static bool cpu_step_waits(const executor_t *base)
+{
+    return ((const executor_cpu_t *)base)->waits;
+}
+
 static void cpu_step_abort(executor_t *base)
 {
     executor_cpu_t *self = of(base);
+    self->waits = false;
     if (self->posted) {
         self->ep.ops->abort(self->ep.ctx);
         self->posted = false;
@@ -335,5 +343,6 @@ const executor_ops_t executor_cpu_ops = {
     .kv_block_bytes = forward_kv_block_bytes,
     .step_post = cpu_step_post,
     .step_test = cpu_step_test,
+    .step_waits = cpu_step_waits,
     .step_abort = cpu_step_abort,
 };

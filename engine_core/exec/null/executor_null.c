@@ -296,6 +296,12 @@ static lk_status_t null_step_test(executor_t *base, exec_result_t *out, lk_error
     return LK_OK;
 }
 
+/* Its step is over but for the peers. */
+static bool null_step_waits(const executor_t *base)
+{
+    return ((const null_t *)base)->posted;
+}
+
 static void null_step_abort(executor_t *base)
 {
     null_t *self = (null_t *)base;
@@ -313,5 +319,6 @@ const executor_ops_t executor_null_ops = {
     .kv_block_bytes = null_kv_block_bytes,
     .step_post = null_step_post,
     .step_test = null_step_test,
+    .step_waits = null_step_waits,
     .step_abort = null_step_abort,
 };
