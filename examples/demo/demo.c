@@ -230,10 +230,10 @@ static const char *run_updates(demo_t *d, streams_t *streams, uint64_t tokens_be
     static char why[LK_ERROR_TEXT_MAX + 100];
     double drawn = now_s();
     uint64_t drawn_tokens = 0, last_tokens = 0, drawn_reports = 0;
-    bool updating = false;
+    bool updating = false, closing = false;
     size_t open = 1;
-    while (open > 0) {
-        bool closing =
+    while (!closing || open > 0) { /* all may end at once while new ones are still to start */
+        closing =
             d->n_reports == d->n_sets && streams_tokens(streams) - last_tokens >= tokens_between;
         open = streams_poll(streams, 10, closing);
         if (streams_failure(streams) != NULL) {
