@@ -149,6 +149,19 @@ command_t *stream_voted_command(const command_stream_t *self, uint64_t number)
     return list_at(list, number - list->first);
 }
 
+bool stream_has_cancel(const command_stream_t *self, uint64_t number)
+{
+    const command_list_t *list =
+        self->generation == self->voted_generation ? &self->pending : &self->old;
+    for (size_t i = 0; i < list->n; i++) {
+        const command_t *command = list_at(list, i);
+        if (command->kind == CMD_CANCEL && command->target == number) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void stream_applied(command_stream_t *self, uint64_t number)
 {
     command_list_t *list = self->generation == self->voted_generation ? &self->pending : &self->old;

@@ -64,6 +64,8 @@ void stream_freeze(command_stream_t *self);
 /* The command `number` of the voted life; it must have been seen by the vote. Its spec may be taken
  * out (set to NULL). */
 command_t *stream_voted_command(const command_stream_t *self, uint64_t number);
+/* A CANCEL of the voted life's command `number` is here, whether the vote covers it or not. */
+bool stream_has_cancel(const command_stream_t *self, uint64_t number);
 /* Forgets commands of the voted life up to `number`, which are applied. */
 void stream_applied(command_stream_t *self, uint64_t number);
 /* The vote is decided: commands of an older life are forgotten. */

@@ -173,7 +173,10 @@ static void apply_pause(group_t *self, pause_call_t call, const command_t *comma
     } else {
         unsigned effects =
             pause_apply(&self->pause, call, (pause_mode_t)command->mode, command->clear_cache);
-        if (effects & PAUSE_FINISH_ALL) {
+        /* The caller of a cancelled pause was told that it had no effect. Whether requests end is
+         * this rank's own affair, so what it has received may decide; the group pauses anyway. */
+        bool cancelled = stream_has_cancel(&self->streams[call.frontend], call.number);
+        if ((effects & PAUSE_FINISH_ALL) && !cancelled) {
             group_push(self, GROUP_ACT_FINISH_ALL, NULL);
         }
     }

@@ -159,6 +159,63 @@ START_TEST(test_partial_pause_and_rollback)
 END_TEST
 
 /* A's deadline must not lift the pause that B was told it has. */
+static lk_status_t accept(void *ctx, update_verb_t verb, const char *spec, size_t len,
+                          lk_error_t *err)
+{
+    return LK_OK;
+}
+
+/* One rank's round in which `n` commands commit, while `late` more came after the vote; how often
+ * FINISH_ALL came out of it. */
+static unsigned finishes(const msg_cmd_t *cmds, size_t n, size_t late)
+{
+    group_t *group = group_new(&(group_config_t){.size = 1,
+                                                 .n_frontends = 2,
+                                                 .group_epoch = 1,
+                                                 .sync_interval = 32,
+                                                 .doorbell = true,
+                                                 .check = accept});
+    group_view_t view = {.work = true};
+    uint64_t vec[ALLREDUCE_MAX_LEN];
+    lk_error_t err;
+    group_action_t action;
+    unsigned count = 0;
+    for (size_t i = 0; i < n; i++) {
+        group_on_cmd(group, &cmds[i]);
+    }
+    group_vote(group, &view, 0, vec);
+    for (size_t i = n; i < n + late; i++) {
+        group_on_cmd(group, &cmds[i]);
+    }
+    ck_ok(group_decide(group, vec, &err));
+    while (group_next_action(group, &action)) {
+        count += action.act == GROUP_ACT_FINISH_ALL;
+    }
+    group_destroy(&group);
+    return count;
+}
+
+START_TEST(test_rolled_back_abort_ends_nothing)
+{
+    msg_cmd_t abort = {.generation = 1, .number = 1, .kind = CMD_PAUSE, .mode = PAUSE_ABORT};
+    msg_cmd_t keep = {.generation = 1, .number = 1, .kind = CMD_PAUSE, .mode = PAUSE_KEEP};
+    msg_cmd_t cancel = {.generation = 1, .number = 2, .kind = CMD_CANCEL, .target = 1};
+    msg_cmd_t resume = {.generation = 1, .number = 2, .kind = CMD_RESUME};
+    msg_cmd_t another = abort;
+    another.client = 1;
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort}, 1, 0), 1);
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){keep, cancel}, 2, 0), 0);
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, cancel}, 2, 0), 0);
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, cancel}, 1, 1), 0);
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, resume}, 2, 0), 1);
+    /* another caller's abort counts, and its cancel is nobody else's */
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, cancel, another}, 3, 0), 1);
+    another.kind = CMD_CANCEL;
+    another.target = 1;
+    ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, another}, 2, 0), 1);
+}
+END_TEST
+
 START_TEST(test_cancel_is_for_a_sole_pause_only)
 {
     sim_t *sim = new_sim(_i, "sole");
@@ -662,6 +719,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_idle_pause_costs_no_step, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_busy_pause_modes, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_partial_pause_and_rollback, 0, N_LAYOUTS);
+    tcase_add_test(tc, test_rolled_back_abort_ends_nothing);
     tcase_add_loop_test(tc, test_cancel_is_for_a_sole_pause_only, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_superseded, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_frontend_restart, 0, N_LAYOUTS);
