@@ -39,6 +39,13 @@ static struct curl_slist *headers(const char *key, bool body)
 lk_status_t http_call(const char *method, const char *url, const char *body, const char *key,
                       double timeout_s, http_reply_t *out, lk_error_t *err)
 {
+    return http_call_with(method, url, body, key, NULL, timeout_s, out, err);
+}
+
+lk_status_t http_call_with(const char *method, const char *url, const char *body, const char *key,
+                           const char *const *more, double timeout_s, http_reply_t *out,
+                           lk_error_t *err)
+{
     memset(out, 0, sizeof *out);
     lk_buf_init(&out->body, REPLY_LIMIT);
     CURL *curl = curl_easy_init();
@@ -46,6 +53,9 @@ lk_status_t http_call(const char *method, const char *url, const char *body, con
         return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for a request");
     }
     struct curl_slist *list = headers(key, body != NULL);
+    for (; more != NULL && *more != NULL; more++) {
+        list = curl_slist_append(list, *more);
+    }
     curl_easy_setopt(curl, CURLOPT_URL, url);
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, list);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);

@@ -22,6 +22,11 @@ LK_MUST_USE lk_status_t http_call(const char *method, const char *url, const cha
                                   const char *key, double timeout_s, http_reply_t *out,
                                   lk_error_t *err);
 
+/* Same, with further headers: "Name: value"..., NULL-terminated; NULL: none. */
+LK_MUST_USE lk_status_t http_call_with(const char *method, const char *url, const char *body,
+                                       const char *key, const char *const *headers,
+                                       double timeout_s, http_reply_t *out, lk_error_t *err);
+
 typedef struct http_streams http_streams_t;
 typedef struct http_stream http_stream_t;
 

@@ -269,6 +269,12 @@ const char *json_text_at(const json_t *root, const char *path)
 cluster_async_t cluster_call_async(const cluster_t *c, const char *method, const char *path,
                                    const char *body)
 {
+    return cluster_call_async_with(c, method, path, body, NULL);
+}
+
+cluster_async_t cluster_call_async_with(const cluster_t *c, const char *method, const char *path,
+                                        const char *body, const char *const *headers)
+{
     int fds[2];
     ck_assert_int_eq(pipe2(fds, O_CLOEXEC), 0);
     cluster_async_t a = {.pid = fork(), .fd = fds[0]};
@@ -279,7 +285,7 @@ cluster_async_t cluster_call_async(const cluster_t *c, const char *method, const
         http_reply_t reply;
         lk_error_t err = LK_ERROR_INIT;
         char status[32];
-        if (http_call(method, url, body, NULL, 120, &reply, &err) != LK_OK) {
+        if (http_call_with(method, url, body, NULL, headers, 120, &reply, &err) != LK_OK) {
             snprintf(status, sizeof status, "0\n");
             lk_buf_printf(&reply.body, "{\"transport\":\"%s\"}", lk_status_name(err.status));
         } else {

@@ -52,6 +52,9 @@ typedef struct {
 } cluster_async_t;
 cluster_async_t cluster_call_async(const cluster_t *c, const char *method, const char *path,
                                    const char *body);
+/* headers: "Name: value"..., NULL-terminated; NULL: none. */
+cluster_async_t cluster_call_async_with(const cluster_t *c, const char *method, const char *path,
+                                        const char *body, const char *const *headers);
 json_t *cluster_join(cluster_async_t *a, double seconds, int *status);
 /* True while it has not been answered. */
 bool cluster_async_pending(const cluster_async_t *a);
