@@ -40,6 +40,7 @@ struct api_call {
     char idempotency_key[128];
     char request_id[64]; /* X-Request-Id; "" without */
     int64_t rank;        /* X-data-parallel-rank; -1 without */
+    uint64_t session;    /* router_session of X-Session-ID; 0 without */
     int64_t unix_time;   /* seconds, at arrival */
     /* the handler's */
     void *state;

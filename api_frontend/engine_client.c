@@ -186,7 +186,7 @@ lk_status_t engine_client_add(engine_client_t *self, const engine_request_t *req
     if (e == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
-    lk_status_t status = router_pick(&self->router, request->rank, &e->rank, err);
+    lk_status_t status = router_pick(&self->router, request->rank, request->session, &e->rank, err);
     if (status != LK_OK) {
         free(e);
         return status;

@@ -60,7 +60,8 @@ typedef struct {
     msg_sampling_t sampling;
     int64_t priority;
     const char *cache_salt; /* NULL: none */
-    int64_t rank;           /* < 0: by load */
+    int64_t rank;           /* < 0: by session or load */
+    uint64_t session;       /* router_session of its session; 0: none */
 } engine_request_t;
 
 /* One message's share of the request. finish_reason is not 0 in the last one; one that this object

@@ -1,4 +1,5 @@
 #include "api_frontend/http_server.h"
+#include "api_frontend/router.h"
 #include "base/check.h"
 #include "base/log.h"
 
@@ -370,6 +371,10 @@ static void on_request(struct evhttp_request *req, void *ctx)
         return;
     }
     read_key(req, call);
+    const char *session = header(req, "X-Session-ID");
+    if (session != NULL && session[0] != '\0') {
+        call->session = router_session(session, strlen(session));
+    }
     hc->req = req;
     watch_client(hc);
     evhttp_request_set_on_complete_cb(req, on_complete, self);

@@ -1,5 +1,6 @@
 #include "api_frontend/router.h"
 #include "base/check.h"
+#include "base/hash.h"
 
 #include <string.h>
 
@@ -31,11 +32,16 @@ void router_set_dead(router_t *self, uint32_t rank, bool dead)
     self->ranks[rank].dead = dead;
 }
 
-static double score(const router_t *self, const router_rank_t *r)
+static double load_of(const router_t *self, const router_rank_t *r)
 {
     double mine = (double)self->n_clients * (double)r->in_flight;
     double reported = (double)r->waiting + (double)r->running;
-    double s = LK_MAX(mine, reported);
+    return LK_MAX(mine, reported);
+}
+
+static double score(const router_t *self, const router_rank_t *r)
+{
+    double s = load_of(self, r);
     if (r->waiting > 0 && r->kv_usage > 0.5) {
         s += (double)r->waiting * 6 * (r->kv_usage - 0.5);
     }
@@ -50,19 +56,40 @@ static lk_status_t take(router_t *self, uint32_t picked, uint32_t *rank)
     return LK_OK;
 }
 
-lk_status_t router_pick(router_t *self, int64_t pin, uint32_t *rank, lk_error_t *err)
+uint64_t router_session(const char *name, size_t len)
 {
-    if (pin >= 0) {
-        if (pin >= self->n_ranks) {
-            return lk_error_set(err, LK_ERR_INVALID,
-                                "data parallel rank %lld does not exist: there are %u ranks",
-                                (long long)pin, self->n_ranks);
+    uint64_t h = lk_hash64(name, len, 0x5e55);
+    return h != 0 ? h : 1;
+}
+
+static uint32_t best_by_session(const router_t *self, uint64_t session)
+{
+    double total = 0;
+    uint32_t alive = 0;
+    for (uint32_t r = 0; r < self->n_ranks; r++) {
+        if (!self->ranks[r].dead) {
+            total += load_of(self, &self->ranks[r]);
+            alive++;
         }
-        if (self->ranks[pin].dead) {
-            return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %lld is dead", (long long)pin);
-        }
-        return take(self, (uint32_t)pin, rank);
     }
+    double limit = ROUTER_SESSION_FACTOR * total / LK_MAX(alive, 1u) + (double)ROUTER_SESSION_SLACK;
+    uint32_t best = UINT32_MAX;
+    uint64_t best_hash = 0;
+    for (uint32_t r = 0; r < self->n_ranks; r++) {
+        const router_rank_t *rank = &self->ranks[r];
+        uint64_t hash = lk_hash64(&r, sizeof r, session);
+        /* somebody is at or below the mean, so one is always left */
+        if (!rank->dead && load_of(self, rank) <= limit &&
+            (best == UINT32_MAX || hash > best_hash)) {
+            best = r;
+            best_hash = hash;
+        }
+    }
+    return best;
+}
+
+static uint32_t best_by_score(router_t *self)
+{
     uint32_t best = UINT32_MAX;
     double best_score = 0;
     for (uint32_t i = 0; i < self->n_ranks; i++) {
@@ -77,6 +104,24 @@ lk_status_t router_pick(router_t *self, int64_t pin, uint32_t *rank, lk_error_t 
         }
     }
     self->start = (self->start + 1) % self->n_ranks;
+    return best;
+}
+
+lk_status_t router_pick(router_t *self, int64_t pin, uint64_t session, uint32_t *rank,
+                        lk_error_t *err)
+{
+    if (pin >= 0) {
+        if (pin >= self->n_ranks) {
+            return lk_error_set(err, LK_ERR_INVALID,
+                                "data parallel rank %lld does not exist: there are %u ranks",
+                                (long long)pin, self->n_ranks);
+        }
+        if (self->ranks[pin].dead) {
+            return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %lld is dead", (long long)pin);
+        }
+        return take(self, (uint32_t)pin, rank);
+    }
+    uint32_t best = session != 0 ? best_by_session(self, session) : best_by_score(self);
     if (best == UINT32_MAX) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "every engine is dead");
     }
