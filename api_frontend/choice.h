@@ -27,6 +27,7 @@ typedef struct {
     size_t n, cap;
     uint32_t *ids;
     float *logprobs;   /* [n], with params->sampling.logprobs >= 0 */
+    uint32_t *ranks;   /* [n], 1 is the most likely; as logprobs */
     size_t n_top;      /* per token; fixed by the first output */
     uint32_t *top_ids; /* [n, n_top] */
     float *top_logprobs;
@@ -61,7 +62,7 @@ LK_MUST_USE lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_
 void choice_end(choice_t *self, finish_reason_t finish);
 /* Something to write: tokens, text, or the end. */
 bool choice_has_news(const choice_t *self);
-/* The choice as a JSON object. */
+/* The choice as a JSON object, in the shape of params->kind (choice_json.c). */
 void choice_json(choice_t *self, lk_buf_t *out);
 
 #endif

@@ -21,8 +21,9 @@ struct completion {
     api_call_t *call;
     struct completion *prev, *next;
     completion_params_t params;
-    char id[80];
-    bool begun; /* bytes of the stream are out */
+    char id[160];
+    const char *bare_id; /* in id, behind the prefix */
+    bool begun;          /* bytes of the stream are out */
     uint64_t last_data_ns;
     size_t n_slots, n_unfinished;
     slot_t slots[];
@@ -62,11 +63,31 @@ static void on_gone(api_call_t *call)
 
 static void put_head(const completion_t *self, lk_buf_t *out)
 {
-    lk_buf_printf(
-        out, "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%" PRId64 ",\"model\":",
-        self->id, self->call->unix_time);
+    bool generate = self->params.kind == COMPLETION_GENERATE;
+    lk_buf_printf(out,
+                  generate ? "{\"request_id\":\"%s\",\"created\":%" PRId64 ",\"model\":"
+                           : "{\"id\":\"%s\",\"object\":\"text_completion\",\"created\":%" PRId64
+                             ",\"model\":",
+                  self->id, self->call->unix_time);
     lk_buf_json_str(out, self->api->model, strlen(self->api->model));
+    if (generate) {
+        lk_buf_printf(out, ",\"output_mode\":\"%s\"", self->params.text ? "text" : "tokens");
+    }
     lk_buf_str(out, ",\"choices\":[");
+}
+
+/* Of /inference/v1/generate, which has one prompt; with the whole reply, or the stream's first. */
+static void put_prompt(const completion_t *self, lk_buf_t *out)
+{
+    if (self->params.kind != COMPLETION_GENERATE || !self->params.return_token_ids) {
+        return;
+    }
+    const prompt_ids_t *prompt = &self->params.prompts[0];
+    lk_buf_str(out, ",\"prompt_token_ids\":[");
+    for (size_t i = 0; i < prompt->n; i++) {
+        lk_buf_printf(out, i > 0 ? ",%" PRIu32 : "%" PRIu32, prompt->ids[i]);
+    }
+    lk_buf_str(out, "]");
 }
 
 static void put_usage(const completion_t *self, lk_buf_t *out)
@@ -132,7 +153,9 @@ static void finish_whole(completion_t *self)
         lk_buf_str(&out, i > 0 ? "," : "");
         choice_json(&self->slots[i].choice, &out);
     }
-    lk_buf_str(&out, "],\"usage\":");
+    lk_buf_str(&out, "]");
+    put_prompt(self, &out);
+    lk_buf_str(&out, ",\"usage\":");
     put_usage(self, &out);
     lk_buf_str(&out, "}");
     api_call_t *call = self->call;
@@ -180,7 +203,11 @@ static bool emit(completion_t *self, slot_t *slot)
     lk_buf_str(&out, "data: ");
     put_head(self, &out);
     choice_json(&slot->choice, &out);
-    lk_buf_str(&out, self->params.include_usage ? "],\"usage\":null}\n\n" : "]}\n\n");
+    lk_buf_str(&out, "]");
+    if (!self->begun) {
+        put_prompt(self, &out);
+    }
+    lk_buf_str(&out, self->params.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
     bool ok = send(self, &out);
     lk_buf_fini(&out);
     return ok;
@@ -258,7 +285,8 @@ static size_t abort_choices(completion_t *self)
 static bool named(const completion_t *self, const json_t *ids)
 {
     for (size_t i = 0; i < json_array_size(ids); i++) {
-        if (strcmp(json_string_value(json_array_get(ids, i)), self->id) == 0) {
+        const char *id = json_string_value(json_array_get(ids, i));
+        if (strcmp(id, self->id) == 0 || strcmp(id, self->bare_id) == 0) {
             return true;
         }
     }
@@ -309,6 +337,7 @@ static void add_choices(completion_t *self, const completion_limits_t *limits)
             .priority = params->priority,
             .cache_salt = params->cache_salt,
             .rank = self->call->rank,
+            .session = self->call->session,
         };
         request.sampling.max_tokens = completion_params_max_tokens(params, i / params->n, limits);
         lk_error_t err = LK_ERROR_INIT;
@@ -321,6 +350,22 @@ static void add_choices(completion_t *self, const completion_limits_t *limits)
         }
         slot->open = true;
     }
+}
+
+/* The client's own id where it gave one; the prefix is the one its vLLM counterpart has. */
+static void make_id(completion_t *self)
+{
+    const char *prefix = self->params.kind == COMPLETION_GENERATE ? "generate-tokens-" : "cmpl-";
+    const char *own =
+        self->params.request_id != NULL ? self->params.request_id : self->call->request_id;
+    const lk_env_t *env = self->api->env;
+    if (own[0] != '\0') {
+        snprintf(self->id, sizeof self->id, "%s%s", prefix, own);
+    } else {
+        snprintf(self->id, sizeof self->id, "%s%016" PRIx64 "%016" PRIx64, prefix,
+                 lk_env_random_u64(env), lk_env_random_u64(env));
+    }
+    self->bare_id = self->id + strlen(prefix);
 }
 
 static completion_t *make(api_t *api, api_call_t *call, completion_params_t *params)
@@ -336,12 +381,7 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
     self->params = *params;
     self->n_slots = self->n_unfinished = n;
     self->last_data_ns = lk_env_now_ns(api->env);
-    if (call->request_id[0] != '\0') {
-        snprintf(self->id, sizeof self->id, "cmpl-%s", call->request_id);
-    } else {
-        snprintf(self->id, sizeof self->id, "cmpl-%016" PRIx64 "%016" PRIx64,
-                 lk_env_random_u64(api->env), lk_env_random_u64(api->env));
-    }
+    make_id(self);
     self->next = api->completions;
     if (self->next != NULL) {
         self->next->prev = self;
@@ -353,7 +393,7 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
     return self;
 }
 
-void api_handle_completions(api_t *api, api_call_t *call)
+static void start(api_t *api, api_call_t *call, completion_kind_t kind)
 {
     if (api->draining) {
         api_call_error(call, 503, NULL, "the server is shutting down");
@@ -364,7 +404,7 @@ void api_handle_completions(api_t *api, api_call_t *call)
     completion_params_t params;
     const char *param;
     lk_error_t err = LK_ERROR_INIT;
-    lk_status_t status = completion_params_parse(call->body, &limits, &params, &param, &err);
+    lk_status_t status = completion_params_parse(kind, call->body, &limits, &params, &param, &err);
     if (status != LK_OK) {
         api_call_fail(call, status, param, err.text);
         return;
@@ -380,7 +420,9 @@ void api_handle_completions(api_t *api, api_call_t *call)
     for (size_t i = 0; i < self->n_slots; i++) {
         slot_t *slot = &self->slots[i];
         slot->owner = self;
-        status = choice_init(&slot->choice, &self->params, api->tokenizer,
+        /* without text and stop strings no token needs to be looked up */
+        bool names = kind == COMPLETION_OPENAI || self->params.text || self->params.n_stops > 0;
+        status = choice_init(&slot->choice, &self->params, names ? api->tokenizer : NULL,
                              &self->params.prompts[i / self->params.n], (uint32_t)i,
                              self->params.stream, &err);
         if (status != LK_OK) {
@@ -389,4 +431,14 @@ void api_handle_completions(api_t *api, api_call_t *call)
         }
     }
     add_choices(self, &limits);
+}
+
+void api_handle_completions(api_t *api, api_call_t *call)
+{
+    start(api, call, COMPLETION_OPENAI);
+}
+
+void api_handle_generate(api_t *api, api_call_t *call)
+{
+    start(api, call, COMPLETION_GENERATE);
 }

@@ -1,6 +1,7 @@
 /*
- * completion.h: one POST /v1/completions from its first check to its last byte: several choices,
- * whole or as a stream. A call that is gone, aborted or failed aborts what its engines still do.
+ * completion.h: one POST /v1/completions or /inference/v1/generate from its first check to its last
+ * byte: several choices, whole or as a stream. A call that is gone, aborted or failed aborts what
+ * its engines still do.
  */
 #ifndef LK_API_FRONTEND_COMPLETION_H
 #define LK_API_FRONTEND_COMPLETION_H

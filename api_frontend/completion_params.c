@@ -7,7 +7,10 @@
 #include <string.h>
 
 typedef struct {
+    completion_kind_t kind;
     const json_t *body;
+    const json_t *from; /* the object that get() reads: body, or its sampling_params */
+    const char *prompt; /* "prompt" or "token_ids" */
     const completion_limits_t *limits;
     completion_params_t *out;
     const char **param;
@@ -20,7 +23,7 @@ typedef struct {
 /* The field, or NULL when it is absent or null. */
 static const json_t *get(const parse_t *p, const char *name)
 {
-    const json_t *value = json_object_get(p->body, name);
+    const json_t *value = json_object_get(p->from, name);
     return json_is_null(value) ? NULL : value;
 }
 
@@ -45,18 +48,20 @@ static const char *kind_name(const json_t *value)
 #define INTEGER_TABLE(X)                                                                           \
     X(n, n, 1, 1, COMPLETION_MAX_CHOICES)                                                          \
     X(top_k, sampling.top_k, 0, -1, INT32_MAX)                                                     \
-    X(min_tokens, sampling.min_tokens, 0, 0, INT32_MAX)                                            \
-    X(priority, priority, 0, INT64_MIN, INT64_MAX)
+    X(min_tokens, sampling.min_tokens, 0, 0, INT32_MAX)
 
 #define FLAG_TABLE(X)                                                                              \
     X(ignore_eos, sampling.ignore_eos, false)                                                      \
+    X(skip_special_tokens, skip_special_tokens, true)                                              \
+    X(include_stop_str_in_output, include_stop_str_in_output, false)
+
+/* What does not concern sampling: always in the body itself. */
+#define CALL_FLAG_TABLE(X)                                                                         \
     X(stream, stream, false)                                                                       \
     X(return_token_ids, return_token_ids, false)                                                   \
     X(return_tokens_as_token_ids, return_tokens_as_token_ids, false)                               \
     X(return_kv_history, return_kv_history, false)                                                 \
     X(return_seed, return_seed, false)                                                             \
-    X(skip_special_tokens, skip_special_tokens, true)                                              \
-    X(include_stop_str_in_output, include_stop_str_in_output, false)                               \
     X(add_special_tokens, add_special_tokens, true)
 
 static lk_status_t parse_real(parse_t *p, const char *name, double least, double most, double *out)
@@ -107,8 +112,24 @@ static lk_status_t parse_flag(parse_t *p, const char *name, bool *out)
     return LK_OK;
 }
 
+/* Where the fields of sampling stand. */
+static lk_status_t find_sampling(parse_t *p)
+{
+    p->from = p->body;
+    if (p->kind == COMPLETION_GENERATE) {
+        const json_t *sampling = get(p, "sampling_params");
+        if (!json_is_object(sampling)) {
+            return REFUSE(p, "sampling_params", "sampling_params must be an object, not %s",
+                          kind_name(sampling));
+        }
+        p->from = sampling;
+    }
+    return LK_OK;
+}
+
 static lk_status_t parse_tables(parse_t *p)
 {
+    LK_RETURN_IF_ERROR(find_sampling(p));
 #define X(name, field, def, least, most)                                                           \
     p->out->field = def;                                                                           \
     LK_RETURN_IF_ERROR(parse_real(p, #name, least, most, &p->out->field));
@@ -126,7 +147,10 @@ static lk_status_t parse_tables(parse_t *p)
     p->out->field = def;                                                                           \
     LK_RETURN_IF_ERROR(parse_flag(p, #name, &p->out->field));
     FLAG_TABLE(X)
+    p->from = p->body;
+    CALL_FLAG_TABLE(X)
 #undef X
+    LK_RETURN_IF_ERROR(parse_integer(p, "priority", INT64_MIN, INT64_MAX, &p->out->priority));
     if (p->out->sampling.top_p == 0) {
         return REFUSE(p, "top_p", "top_p must be above 0 (and at most 1)");
     }
@@ -161,9 +185,13 @@ static const struct {
     {"logits_processors", NEUTRAL_EMPTY},
     {"prompt_embeds", NEUTRAL_NULL},
     {"kv_transfer_params", NEUTRAL_NULL},
+    {"ec_transfer_params", NEUTRAL_NULL},
+    {"features", NEUTRAL_NULL},
+    {"content_parts", NEUTRAL_NULL},
+    {"token_offsets", NEUTRAL_NULL},
+    {"prompt_logprob_token_ids", NEUTRAL_NULL},
     {"vllm_xargs", NEUTRAL_EMPTY},
     {"spaces_between_special_tokens", NEUTRAL_TRUE},
-    {"detokenize", NEUTRAL_TRUE},
 };
 
 static bool is_neutral(const json_t *value, neutral_t neutral)
@@ -186,8 +214,9 @@ static bool is_neutral(const json_t *value, neutral_t neutral)
     return false;
 }
 
-static lk_status_t refuse_unsupported(parse_t *p)
+static lk_status_t refuse_those_in(parse_t *p, const json_t *object)
 {
+    p->from = object;
     for (size_t i = 0; i < LK_ARRAY_LEN(unsupported); i++) {
         const json_t *value = get(p, unsupported[i].name);
         if (value != NULL && !is_neutral(value, unsupported[i].neutral)) {
@@ -201,6 +230,14 @@ static lk_status_t refuse_unsupported(parse_t *p)
                                 unsupported[i].name);
         }
     }
+    return LK_OK;
+}
+
+static lk_status_t refuse_unsupported(parse_t *p)
+{
+    LK_RETURN_IF_ERROR(refuse_those_in(p, p->body));
+    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(refuse_those_in(p, p->from));
     const json_t *best_of = get(p, "best_of");
     if (best_of != NULL &&
         !(json_is_integer(best_of) && (uint64_t)json_integer_value(best_of) == p->out->n)) {
@@ -247,10 +284,10 @@ static lk_status_t check_length(parse_t *p, size_t n_ids)
 {
     uint64_t room = p->limits->max_model_len, max_tokens = p->out->sampling.max_tokens;
     if (n_ids == 0) {
-        return REFUSE(p, "prompt", "prompt must hold at least one token");
+        return REFUSE(p, p->prompt, "%s must hold at least one token", p->prompt);
     }
     if (n_ids >= room) {
-        return REFUSE(p, "prompt",
+        return REFUSE(p, p->prompt,
                       "This model's maximum context length is %" PRIu64
                       " tokens, but the prompt has %zu and one must be generated",
                       room, n_ids);
@@ -277,7 +314,7 @@ static lk_status_t add_ids(parse_t *p, const json_t *array)
     }
     prompt->n = n;
     p->out->n_prompts++;
-    LK_RETURN_IF_ERROR(parse_ids(p, "prompt", array, prompt->ids));
+    LK_RETURN_IF_ERROR(parse_ids(p, p->prompt, array, prompt->ids));
     return check_length(p, n);
 }
 
@@ -304,11 +341,16 @@ static lk_status_t add_text(parse_t *p, const json_t *text)
     return check_length(p, prompt->n);
 }
 
-/* A string, ids, or an array of either. */
+/* A string, ids, or an array of either; of /inference/v1/generate ids. */
 static lk_status_t parse_prompt(parse_t *p)
 {
-    const json_t *value = get(p, "prompt");
-    bool one = json_is_string(value) ||
+    p->from = p->body;
+    const json_t *value = get(p, p->prompt);
+    if (p->kind == COMPLETION_GENERATE && !json_is_array(value)) {
+        return REFUSE(p, p->prompt, "token_ids must be an array of token ids, not %s",
+                      kind_name(value));
+    }
+    bool one = p->kind == COMPLETION_GENERATE || json_is_string(value) ||
                (json_is_array(value) && json_is_integer(json_array_get(value, 0)));
     if (!one && !(json_is_array(value) && json_array_size(value) > 0)) {
         return REFUSE(p, "prompt",
@@ -343,6 +385,7 @@ static lk_status_t parse_prompt(parse_t *p)
 
 static lk_status_t parse_stops(parse_t *p)
 {
+    LK_RETURN_IF_ERROR(find_sampling(p));
     completion_params_t *out = p->out;
     const json_t *value = get(p, "stop");
     if (value != NULL) {
@@ -384,11 +427,13 @@ static lk_status_t parse_stops(parse_t *p)
     return LK_OK;
 }
 
-static lk_status_t parse_others(parse_t *p)
+static lk_status_t parse_limits(parse_t *p)
 {
+    LK_RETURN_IF_ERROR(find_sampling(p));
     completion_params_t *out = p->out;
-    const json_t *max_tokens = json_object_get(p->body, "max_tokens");
-    int64_t x = max_tokens == NULL ? 16 : 0; /* null asks for all the room */
+    const json_t *max_tokens = json_object_get(p->from, "max_tokens");
+    /* null asks for all the room */
+    int64_t x = max_tokens == NULL && p->kind == COMPLETION_OPENAI ? 16 : 0;
     LK_RETURN_IF_ERROR(parse_integer(p, "max_tokens", 1, INT32_MAX, &x));
     out->sampling.max_tokens = (uint64_t)x;
     if (x != 0 && out->sampling.min_tokens > out->sampling.max_tokens) {
@@ -402,7 +447,13 @@ static lk_status_t parse_others(parse_t *p)
     LK_RETURN_IF_ERROR(parse_integer(p, "seed", INT64_MIN, INT64_MAX, &seed));
     out->has_seed = get(p, "seed") != NULL;
     out->sampling.seed = (uint64_t)seed;
+    return LK_OK;
+}
 
+static lk_status_t parse_others(parse_t *p)
+{
+    completion_params_t *out = p->out;
+    p->from = p->body;
     const json_t *salt = get(p, "cache_salt");
     if (salt != NULL && (!json_is_string(salt) || json_string_length(salt) == 0 ||
                          json_string_length(salt) > COMPLETION_MAX_SALT)) {
@@ -429,8 +480,57 @@ static lk_status_t parse_others(parse_t *p)
     return LK_OK;
 }
 
+/* Bytes that may stand in a header and in JSON as they are. */
+static bool id_ok(const char *id)
+{
+    size_t n = strlen(id);
+    bool ok = n > 0 && n <= COMPLETION_MAX_ID;
+    for (size_t i = 0; i < n && ok; i++) {
+        ok = id[i] > ' ' && id[i] < 127 && id[i] != '"' && id[i] != '\\';
+    }
+    return ok;
+}
+
+/* What only /inference/v1/generate has. */
+static lk_status_t parse_generate(parse_t *p)
+{
+    completion_params_t *out = p->out;
+    out->kind = p->kind;
+    bool detokenize = true;
+    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(parse_flag(p, "detokenize", &detokenize));
+    if (p->kind == COMPLETION_OPENAI) {
+        out->text = detokenize;
+        return detokenize ? LK_OK
+                          : REFUSE(p, "detokenize", "detokenize must be true for this path");
+    }
+    p->from = p->body;
+    const json_t *id = get(p, "request_id");
+    if (id != NULL && (!json_is_string(id) || !id_ok(json_string_value(id)))) {
+        return REFUSE(p, "request_id",
+                      "request_id must be a string of 1 to %d printable ASCII characters without "
+                      "spaces, quotes and backslashes",
+                      COMPLETION_MAX_ID);
+    }
+    out->request_id = json_string_value(id);
+    const json_t *mode = get(p, "output_mode");
+    const char *name = mode == NULL ? "tokens" : json_string_value(mode);
+    if (name == NULL || (strcmp(name, "tokens") != 0 && strcmp(name, "text") != 0)) {
+        return REFUSE(p, "output_mode", "output_mode must be \"tokens\" or \"text\"");
+    }
+    out->text = strcmp(name, "text") == 0;
+    if (out->text && !detokenize) {
+        return REFUSE(p, "output_mode", "output_mode text needs detokenize, which is false");
+    }
+    if (out->text && p->limits->tokenizer == NULL) {
+        return no_tokenizer(p, "output_mode");
+    }
+    return LK_OK;
+}
+
 static lk_status_t parse_model(parse_t *p)
 {
+    p->from = p->body;
     const json_t *model = get(p, "model");
     if (model == NULL) {
         return LK_OK;
@@ -446,14 +546,23 @@ static lk_status_t parse_model(parse_t *p)
     return LK_OK;
 }
 
-lk_status_t completion_params_parse(const json_t *body, const completion_limits_t *limits,
-                                    completion_params_t *out, const char **param, lk_error_t *err)
+lk_status_t completion_params_parse(completion_kind_t kind, const json_t *body,
+                                    const completion_limits_t *limits, completion_params_t *out,
+                                    const char **param, lk_error_t *err)
 {
     completion_params_t params = {0};
-    parse_t p = {body, limits, &params, param, err};
+    parse_t p = {.kind = kind,
+                 .body = body,
+                 .from = body,
+                 .prompt = kind == COMPLETION_GENERATE ? "token_ids" : "prompt",
+                 .limits = limits,
+                 .out = &params,
+                 .param = param,
+                 .err = err};
     *param = "";
-    lk_status_t (*const steps[])(parse_t *) = {parse_model,        parse_tables, parse_others,
-                                               refuse_unsupported, parse_stops,  parse_prompt};
+    lk_status_t (*const steps[])(parse_t *) = {parse_model,  parse_tables,   parse_limits,
+                                               parse_others, parse_generate, refuse_unsupported,
+                                               parse_stops,  parse_prompt};
     for (size_t i = 0; i < LK_ARRAY_LEN(steps); i++) {
         lk_status_t status = steps[i](&p);
         if (status != LK_OK) {

@@ -1,6 +1,8 @@
 /*
- * completion_params.h: the body of POST /v1/completions, checked completely before anything is
- * sent. Pure: JSON in, parameters or an error that names the field out.
+ * completion_params.h: the body of POST /v1/completions or /inference/v1/generate, checked
+ * completely before anything is sent. Pure: JSON in, parameters or an error that names the field
+ * out. /inference/v1/generate takes one prompt of token_ids; what concerns sampling stands in its
+ * object sampling_params, and max_tokens defaults to all the room there is.
  */
 #ifndef LK_API_FRONTEND_COMPLETION_PARAMS_H
 #define LK_API_FRONTEND_COMPLETION_PARAMS_H
@@ -15,6 +17,9 @@
 #define COMPLETION_MAX_STOPS    64
 #define COMPLETION_MAX_STOP_IDS 64
 #define COMPLETION_MAX_SALT     1024 /* bytes */
+#define COMPLETION_MAX_ID       128  /* bytes of a request_id */
+
+typedef enum { COMPLETION_OPENAI, COMPLETION_GENERATE } completion_kind_t;
 
 /* What this server can do. */
 typedef struct {
@@ -30,6 +35,9 @@ typedef struct {
 } prompt_ids_t;
 
 typedef struct {
+    completion_kind_t kind;
+    const char *request_id; /* borrowed; NULL: none */
+    bool text;              /* the reply has text */
     prompt_ids_t *prompts;
     size_t n_prompts;
     uint64_t n;              /* choices per prompt */
@@ -48,7 +56,7 @@ typedef struct {
 
 /* Parses body, which must outlive *out. On an error *param is the field's name ("" if none).
  * LK_ERR_NOT_FOUND: another model; LK_ERR_UNSUPPORTED, LK_ERR_INVALID: 400. */
-LK_MUST_USE lk_status_t completion_params_parse(const json_t *body,
+LK_MUST_USE lk_status_t completion_params_parse(completion_kind_t kind, const json_t *body,
                                                 const completion_limits_t *limits,
                                                 completion_params_t *out, const char **param,
                                                 lk_error_t *err);

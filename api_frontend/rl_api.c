@@ -132,19 +132,43 @@ void api_handle_is_paused(api_t *api, api_call_t *call)
     engine_client_utility(api->client, "is_paused", "", 0, on_is_paused, call);
 }
 
-void api_handle_abort_requests(api_t *api, api_call_t *call)
+/* False: the call was answered. *ids NULL: none were given. */
+static bool read_request_ids(api_call_t *call, const json_t **ids)
 {
-    const json_t *ids = json_object_get(call->body, "request_ids");
-    ids = json_is_null(ids) ? NULL : ids;
-    bool ok = ids == NULL || json_is_array(ids);
-    for (size_t i = 0; ok && i < json_array_size(ids); i++) {
-        ok = json_is_string(json_array_get(ids, i));
+    *ids = json_object_get(call->body, "request_ids");
+    *ids = json_is_null(*ids) ? NULL : *ids;
+    bool ok = *ids == NULL || json_is_array(*ids);
+    for (size_t i = 0; ok && i < json_array_size(*ids); i++) {
+        ok = json_is_string(json_array_get(*ids, i));
     }
     if (!ok) {
         api_call_error(call, 400, "request_ids", "request_ids must be an array of strings");
+    }
+    return ok;
+}
+
+/* No ids: all. */
+void api_handle_abort_requests(api_t *api, api_call_t *call)
+{
+    const json_t *ids;
+    if (read_request_ids(call, &ids)) {
+        size_t n = api_abort_completions(api, ids);
+        api_call_ok(call, json_pack("{s:s,s:I}", "status", "aborted", "aborted", (json_int_t)n));
+    }
+}
+
+/* Needs no admin key, so it must name what it aborts. */
+void api_handle_abort_generate(api_t *api, api_call_t *call)
+{
+    const json_t *ids;
+    if (!read_request_ids(call, &ids)) {
         return;
     }
-    size_t n = api_abort_completions(api, ids);
+    if (ids == NULL) {
+        api_call_error(call, 400, "request_ids", "Missing 'request_ids' in request body");
+        return;
+    }
+    size_t n = json_array_size(ids) > 0 ? api_abort_completions(api, ids) : 0;
     api_call_ok(call, json_pack("{s:s,s:I}", "status", "aborted", "aborted", (json_int_t)n));
 }
 

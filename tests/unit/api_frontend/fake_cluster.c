@@ -146,6 +146,7 @@ void fcl_output(fcl_t *c, uint32_t rank, const msg_t *msg)
 static void on_add(fcl_t *c, uint32_t rank, const msg_add_t *add)
 {
     c->n_added++;
+    c->last_rank = rank;
     for (size_t i = 0; i < FCL_MAX_REQUESTS; i++) {
         if (!c->requests[i].used) {
             c->requests[i] = (fcl_request_t){.used = true,

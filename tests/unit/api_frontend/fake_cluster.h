@@ -33,8 +33,9 @@ typedef struct {
 
     fcl_request_t requests[FCL_MAX_REQUESTS];
     uint64_t n_added, n_aborted;
-    bool hold;   /* nobody makes tokens */
-    bool silent; /* commands get no DONE */
+    uint32_t last_rank; /* where the newest request went */
+    bool hold;          /* nobody makes tokens */
+    bool silent;        /* commands get no DONE */
     bool paused;
     uint64_t tokens_per_turn;
     lk_status_t update_status; /* of UPDATE commands */

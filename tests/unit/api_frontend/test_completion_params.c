@@ -33,7 +33,7 @@ static lk_status_t parse(const char *text, bool with_tokenizer, completion_param
     *body = json_loads(text, 0, NULL);
     ck_assert_msg(*body != NULL, "test body is no JSON: %s", text);
     completion_limits_t l = limits(with_tokenizer);
-    return completion_params_parse(*body, &l, out, param, err);
+    return completion_params_parse(COMPLETION_OPENAI, *body, &l, out, param, err);
 }
 
 static const struct {
@@ -213,7 +213,8 @@ START_TEST(test_long_prompts)
     }
     json_object_set_new(body, "prompt", ids);
     completion_limits_t l = limits(true);
-    ck_assert_int_eq(completion_params_parse(body, &l, &p, &param, &err), LK_ERR_INVALID);
+    ck_assert_int_eq(completion_params_parse(COMPLETION_OPENAI, body, &l, &p, &param, &err),
+                     LK_ERR_INVALID);
     ck_assert_str_eq(param, "prompt");
     ck_assert_ptr_nonnull(strstr(err.text, "the prompt has 64"));
     json_decref(body);

@@ -397,6 +397,31 @@ START_TEST(test_completion)
 }
 END_TEST
 
+/* One session's requests stay on a rank; others are elsewhere too. */
+START_TEST(test_session_header)
+{
+    uint32_t home[8];
+    bool used[2] = {false, false};
+    for (int i = 0; i < 16; i++) {
+        char header[64];
+        snprintf(header, sizeof header, "X-Session-ID: chat %d\r\n", i % 8);
+        uint64_t before = c.n_added;
+        ck_assert_int_eq(ask_with("POST", "/inference/v1/generate", header,
+                                  "{\"token_ids\":[1],\"sampling_params\":{\"max_tokens\":1}}"),
+                         200);
+        ck_assert_uint_eq(c.n_added, before + 1);
+        uint32_t rank = c.last_rank;
+        used[rank] = true;
+        if (i < 8) {
+            home[i] = rank;
+        } else {
+            ck_assert_uint_eq(home[i - 8], rank);
+        }
+    }
+    ck_assert(used[0] && used[1]);
+}
+END_TEST
+
 static const char stream_body[] = "{\"prompt\":\"hi\",\"max_tokens\":4,\"stream\":true}";
 
 START_TEST(test_stream)
@@ -870,6 +895,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_paths_and_methods);
     tcase_add_test(tc, test_idempotency);
     tcase_add_test(tc, test_completion);
+    tcase_add_test(tc, test_session_header);
     tcase_add_test(tc, test_stream);
     tcase_add_test(tc, test_stream_through_a_pause);
     tcase_add_test(tc, test_disconnect_aborts);
