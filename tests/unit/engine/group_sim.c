@@ -33,6 +33,8 @@ static void check_step(const sim_t *self, uint32_t r)
 {
     const sim_rank_t *rank = &self->ranks[r];
     ck_assert_uint_eq(group_weights(rank->group)->gates, 0);
+    ck_assert_msg(!rank->touched, "seed %llx: rank %u steps on weights that nobody committed",
+                  (unsigned long long)self->config.seed, r);
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         for (size_t i = 0; i < self->frontends[f].n_calls; i++) {
             const sim_call_t *call = &self->frontends[f].calls[i];
@@ -334,7 +336,9 @@ static void leave_update(sim_t *self, uint32_t r)
         (group_weights(rank->group)->gates & GATE_DIRTY) && !self->complete) {
         lk_error_set(&result, LK_ERR_STATE, "incomplete: lm_head.weight is missing");
     }
-    if (rank->committing) {
+    if (rank->committing && self->config.random_failures && lk_prng_below(&self->prng, 100) < 15) {
+        lk_error_set(&result, LK_ERR_NO_MEMORY, "rank %u has no memory to commit", r);
+    } else if (rank->committing) {
         rank->touched = false;
         rank->content = 1000 + rank->published + (self->content_differs == (int64_t)r);
     }

@@ -517,6 +517,7 @@ START_TEST(test_hostile_commands)
         group_on_cmd(sim->ranks[r].group, &gap);
         group_on_start(sim->ranks[r].group, true, UINT64_MAX);
         group_on_start(sim->ranks[r].group, true, 1u << 20);
+        group_on_start(sim->ranks[r].group, true, group_round(sim->ranks[r].group) + 60);
         group_on_start(sim->ranks[r].group, false, 0);
     }
     sim_settle(sim, SETTLE);
