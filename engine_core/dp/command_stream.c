@@ -121,6 +121,7 @@ stream_receipt_t stream_receive(command_stream_t *self, const msg_cmd_t *cmd)
     if (cmd->kind == CMD_UPDATE) {
         self->update_outstanding = true;
         self->update_number = cmd->number;
+        self->update_verb = cmd->verb;
         self->verdict = LK_ERROR_INIT;
     }
     return STREAM_NEW;

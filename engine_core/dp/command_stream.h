@@ -42,7 +42,7 @@ typedef struct {
     command_list_t pending;
     bool update_outstanding; /* an UPDATE of this life is not answered yet: nothing may follow it
                                 (R20) */
-    uint64_t update_number;
+    uint64_t update_number, update_verb;
     lk_error_t verdict; /* on it; LK_OK when there is none */
 
     bool frozen; /* a vote is out: */

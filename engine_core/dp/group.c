@@ -184,14 +184,21 @@ void group_on_start(group_t *self, bool has_round, uint64_t round)
     }
 }
 
+/* A call that ends with the session, or begins one. */
+static bool of_session(uint64_t verb)
+{
+    return verb != UPDATE_VERB_ABORT && verb != UPDATE_VERB_SET_VERSION;
+}
+
 bool group_on_cancel_update(group_t *self, uint32_t frontend, uint64_t generation, uint64_t number,
                             const char *why)
 {
     const group_update_t *u = &self->update;
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         command_stream_t *stream = &self->streams[f];
-        bool asked = number == 0 || (f == frontend && generation == stream->generation &&
-                                     number == stream->update_number);
+        bool asked = number == 0 ? of_session(stream->update_verb)
+                                 : f == frontend && generation == stream->generation &&
+                                       number == stream->update_number;
         bool entered = u->phase != UPDATE_NONE && u->frontend == f &&
                        u->generation == stream->generation && u->number == stream->update_number;
         if (asked && stream->update_outstanding && !entered && stream->verdict.status == LK_OK) {

@@ -140,7 +140,8 @@ void group_on_cmd(group_t *self, const msg_cmd_t *cmd);
 void group_on_generation(group_t *self, uint32_t frontend, uint64_t generation);
 void group_on_start(group_t *self, bool has_round, uint64_t round);
 /* Makes an outstanding UPDATE fail: votes 0 if it is not carried out yet. True if it is being
- * carried out right now: the caller aborts the transfer. number 0: whichever, of any front end. */
+ * carried out right now: the caller aborts the transfer. number 0: whichever, of any front end, but
+ * not another caller's ABORT, which asks for the same, nor SET_VERSION, which is of no session. */
 bool group_on_cancel_update(group_t *self, uint32_t frontend, uint64_t generation, uint64_t number,
                             const char *why);
 /* Repeats ANNOUNCE while a vote on an idle group is out. */

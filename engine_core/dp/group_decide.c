@@ -363,7 +363,9 @@ lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
         decide_outcome(self, v);
     }
     bool any_update = apply_commands(self, v, owed_frontend);
-    if (v[VEC_EXPIRED(self)] == 1 && !owed && !any_update) {
+    if (owed || any_update) {
+        self->voted_expired = false; /* such a round judges no timer: one that runs out is news */
+    } else if (v[VEC_EXPIRED(self)] == 1) {
         close_session(self, v[VEC_CLEAN(self)] == 1,
                       "the weight update saw no call for the transfer timeout");
     }

@@ -426,7 +426,7 @@ static size_t enabled_events(const sim_t *self, sim_event_t *out)
     return n;
 }
 
-static void deliver_cmd(sim_t *self, uint32_t f, uint32_t r)
+void sim_deliver(sim_t *self, uint32_t f, uint32_t r)
 {
     sim_link_t *link = &self->links[f][r];
     msg_cmd_t cmd = link->items[link->head % SIM_MAX_QUEUE];
@@ -460,7 +460,7 @@ bool sim_event(sim_t *self)
     sim_event_t e = events[lk_prng_below(&self->prng, n)];
     switch (e.kind) {
     case EVENT_CMD:
-        deliver_cmd(self, e.a, e.b);
+        sim_deliver(self, e.a, e.b);
         take_actions(self, e.b);
         break;
     case EVENT_VOTE:

@@ -94,6 +94,8 @@ void sim_fini(sim_t *self);
 size_t sim_call(sim_t *self, uint32_t f, uint64_t kind, uint64_t mode_target_or_verb,
                 bool clear_cache, unsigned mask);
 void sim_send(sim_t *self, uint32_t f, size_t call, unsigned mask);
+/* The oldest command under way from f to rank arrives now. */
+void sim_deliver(sim_t *self, uint32_t f, uint32_t rank);
 #define sim_pause(s, f, mode, clear) sim_call((s), (f), CMD_PAUSE, (mode), (clear), ~0u)
 #define sim_resume(s, f)             sim_call((s), (f), CMD_RESUME, 0, false, ~0u)
 #define sim_update(s, f, verb)       sim_call((s), (f), CMD_UPDATE, (verb), false, ~0u)

@@ -461,6 +461,31 @@ START_TEST(test_session_expires)
 }
 END_TEST
 
+/* Every rank votes "expired" in the very round that brings the session a call, which is refused:
+ * the session goes on, and its next expiry closes it. */
+START_TEST(test_session_expires_after_a_refused_call)
+{
+    sim_t *sim = new_sim(_i, "expires again");
+    begin_session(sim);
+    add_everywhere(sim, 1);
+    sim->refuse = ~0u;
+    size_t call = sim_update(sim, 0, UPDATE_VERB_UPDATE);
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        sim_deliver(sim, 0, r); /* seen before anybody votes */
+        sim->ranks[r].expired = true;
+    }
+    for (int i = 0; !sim_answered(sim, 0, call); i++) {
+        ck_assert(sim_event(sim));
+    }
+    ck_assert_int_eq(sim_status(sim, 0, call), LK_ERR_INVALID);
+    ck_assert_uint_eq(gates(sim), GATE_SESSION);
+    sim_settle(sim, SETTLE);
+    ck_assert_uint_eq(gates(sim), 0);
+    ck_assert_uint_eq(unfinished(sim), 0);
+    sim_fini(sim);
+}
+END_TEST
+
 START_TEST(test_cancel_update)
 {
     sim_config_t config = layouts[_i];
@@ -481,6 +506,30 @@ START_TEST(test_cancel_update)
     ck_ok(update(&sim, 0, UPDATE_VERB_ABORT));
     ck_assert_uint_eq(gates(&sim) & GATE_SESSION, 0);
     sim_fini(&sim);
+}
+END_TEST
+
+/* Whoever aborts the update does not cancel another caller's abort, nor a change of the label. */
+START_TEST(test_abort_spares_aborts)
+{
+    static const update_verb_t verbs[] = {UPDATE_VERB_ABORT, UPDATE_VERB_SET_VERSION};
+    for (size_t v = 0; v < LK_ARRAY_LEN(verbs); v++) {
+        sim_config_t config = layouts[_i];
+        config.seed = test_seed("spares") + (uint64_t)_i;
+        config.cancels = true;
+        static sim_t sim;
+        sim_init(&sim, &config);
+        begin_session(&sim);
+        size_t call = sim_update(&sim, 0, verbs[v]);
+        while (!sim_answered(&sim, 0, call)) { /* at every point of its way */
+            for (uint32_t r = 0; r < config.n_ranks; r++) {
+                sim_cancel_update(&sim, r, other(&sim), 0);
+            }
+            ck_assert(sim_event(&sim));
+        }
+        ck_ok(sim_status(&sim, 0, call));
+        sim_fini(&sim);
+    }
 }
 END_TEST
 
@@ -729,7 +778,9 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_one_rank_refuses, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_dirty_and_repair, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_session_expires, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_session_expires_after_a_refused_call, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_cancel_update, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_abort_spares_aborts, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_pause_outlives_session, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_hostile_commands, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_broken_group, 0, N_LAYOUTS);
