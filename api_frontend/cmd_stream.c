@@ -240,6 +240,27 @@ static uint64_t after(uint64_t now, uint64_t delta)
                                                                           : now + delta;
 }
 
+/* The UPDATE that holds up the stream has run out of deadlines: some rank may never answer it. What
+ * waits behind it must not wait for ever, too. */
+static bool held_up(const cmd_stream_t *self)
+{
+    for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
+        if (cmd->desc.kind == CMD_UPDATE && !all_done(self, cmd) && cmd->fn == NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void limit_wait(cmd_stream_t *self, command_t *cmd)
+{
+    if (cmd->desc.kind == CMD_UPDATE && cmd->fn != NULL && held_up(self)) {
+        uint64_t limit = self->config->control_timeout_ns;
+        cmd->timeout_ns = LK_MIN(cmd->timeout_ns, limit);
+        cmd->deadline_ns = after(lk_env_now_ns(self->ops->env), cmd->timeout_ns);
+    }
+}
+
 /* Numbers and sends what may go. */
 static void pump(cmd_stream_t *self)
 {
@@ -358,6 +379,7 @@ void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeou
     /* An UPDATE's time starts when it is sent: what it waits for has a deadline of its own. */
     cmd->deadline_ns =
         desc->kind == CMD_UPDATE ? UINT64_MAX : after(lk_env_now_ns(self->ops->env), timeout_ns);
+    limit_wait(self, cmd);
     append(&self->waiting, cmd);
     pump(self);
 }
@@ -471,6 +493,9 @@ static void expire_update(cmd_stream_t *self, command_t *cmd, uint64_t now, lk_b
     if (cmd->expired != NULL) { /* cancelled, and still not everybody answered */
         cmd->deadline_ns = cmd->seen_deadline_ns = UINT64_MAX;
         finish(self, cmd, LK_ERR_TIMEOUT, cmd->expired);
+        for (command_t *next = self->waiting; next != NULL; next = next->next) {
+            limit_wait(self, next);
+        }
         return;
     }
     bool by_seen = now < cmd->deadline_ns;

@@ -475,6 +475,39 @@ START_TEST(test_update_deadline_without_answers)
 }
 END_TEST
 
+/* A rank that never answers an UPDATE holds up its stream; what waits behind it has a deadline all
+ * the same, whether it came before the UPDATE's last deadline or after it. */
+START_TEST(test_update_behind_one_without_answers)
+{
+    outcome_t stuck = {0}, early = {0}, late = {0}, next = {0};
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 5 * LK_SECOND_NS, on_result, &stuck);
+    engine_client_update(g.client, UPDATE_VERB_ABORT, "", 0, on_result, &early);
+    fg_advance(&g, 5 * LK_SECOND_NS);
+    fg_advance(&g, 30 * LK_SECOND_NS);
+    ck_assert_int_eq(stuck.status, LK_ERR_TIMEOUT);
+    ck_assert_int_eq(early.calls, 0);
+    fg_advance(&g, 10 * LK_SECOND_NS);
+    engine_client_update(g.client, UPDATE_VERB_FINISH, "", 0, on_result, &late);
+    fg_advance(&g, 20 * LK_SECOND_NS);
+    ck_assert_int_eq(early.calls, 1);
+    ck_assert_int_eq(early.status, LK_ERR_TIMEOUT);
+    ck_assert_str_eq(early.text, "abort_weight_update was not completed within 30 s: it was not "
+                                 "sent, because an earlier weight call is not over");
+    ck_assert_int_eq(late.calls, 0);
+    fg_advance(&g, 10 * LK_SECOND_NS);
+    ck_assert_int_eq(late.calls, 1);
+    ck_assert_int_eq(late.status, LK_ERR_TIMEOUT);
+    /* the answers come after all: the stream goes on, without those two */
+    fg_drop_all(&g);
+    fg_done(&g, 0, 1, LK_ERR_CANCELED, "", "");
+    fg_done(&g, 1, 1, LK_ERR_CANCELED, "", "");
+    ck_assert_int_eq(stuck.calls, 1);
+    engine_client_update(g.client, UPDATE_VERB_ABORT, "", 0, on_result, &next);
+    expect_cmd(0, 2, CMD_UPDATE);
+    ck_assert_int_eq(early.calls + late.calls, 2);
+}
+END_TEST
+
 START_TEST(test_transfer_must_be_received_in_time)
 {
     outcome_t o = {0};
@@ -617,6 +650,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_update_refused_by_one);
     tcase_add_test(tc, test_update_deadline);
     tcase_add_test(tc, test_update_deadline_without_answers);
+    tcase_add_test(tc, test_update_behind_one_without_answers);
     tcase_add_test(tc, test_transfer_must_be_received_in_time);
     tcase_add_test(tc, test_abort_weight_update);
     tcase_add_test(tc, test_new_group_epoch);
