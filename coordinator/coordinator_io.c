@@ -81,7 +81,7 @@ static bool drain(app_t *app, lk_port_t *port, coordinator_t *coordinator)
 {
     for (bool any = false;; any = true) {
         lk_error_t err = LK_ERROR_INIT;
-        port_msg_t in;
+        port_msg_t in = {0}; /* stays empty where receiving fails */
         lk_status_t status = port_recv(port, &in, &err);
         if (status == LK_INPROGRESS) {
             return any;

@@ -50,7 +50,9 @@ configure() {
 run_suite quick "$build" --suite unit --suite contract --suite lint
 if [ "$size" != "--quick" ]; then
     run_suite cluster "$build" --suite cluster --num-processes 1
-    configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false
+    # filled with a pattern, so that what is read before it is written shows
+    configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false \
+        -Dc_args=-ftrivial-auto-var-init=pattern
     run_suite asan "$build-asan" --suite unit --suite contract --timeout-multiplier 4
 fi
 if [ "$size" = "--full" ]; then
