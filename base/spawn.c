@@ -73,12 +73,13 @@ static void child_exec(const spawn_spec_t *spec, char *const *env, pid_t launche
     if (spec->new_group && setpgid(0, 0) != 0) {
         child_fail("process group");
     }
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    /* The launcher's handlers first: one of them would swallow a signal meant for the child. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
         child_fail("parent death signal");
     }
@@ -131,12 +132,17 @@ lk_status_t spawn_start(const spawn_spec_t *spec, spawn_t *out, lk_error_t *err)
     }
     fflush(NULL); /* or the child could write the buffers again */
     pid_t launcher = getpid();
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &before); /* until the child has handlers of its own */
     self.pid = fork();
     if (self.pid == 0) {
         child_exec(spec, env, launcher, life[0], status[1]);
     }
+    int why = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
     if (self.pid < 0) {
-        lk_error_set(err, LK_ERR_IO, "%s: fork: %s", spec->name, strerror(errno));
+        lk_error_set(err, LK_ERR_IO, "%s: fork: %s", spec->name, strerror(why));
         goto err_close;
     }
     free(env);

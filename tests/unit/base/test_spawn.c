@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "base/loop.h"
 #include "base/spawn.h"
 #include "tests/lib/test_main.h"
 
@@ -167,6 +168,25 @@ START_TEST(test_dies_with_killed_launcher)
 }
 END_TEST
 
+/* A launcher that catches signals stops a child that it has just started. */
+START_TEST(test_signal_before_exec)
+{
+    lk_loop_t *loop = loop_new(lk_env_real());
+    loop_catch_signals(loop);
+    for (int i = 0; i < 20; i++) {
+        char how[64];
+        spawn_t child = start("stubborn", NULL);
+        spawn_kill(&child, SIGTERM);
+        wait_end(&child);
+        spawn_describe(&child, how, sizeof how);
+        ck_assert_str_eq(how, "killed by signal 15 (Terminated)");
+        spawn_fini(&child);
+    }
+    ck_assert_ptr_null(loop_stop_reason(loop));
+    loop_destroy(&loop);
+}
+END_TEST
+
 START_TEST(test_child_side)
 {
     int parent_fd, status_fd;
@@ -196,6 +216,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_errors);
     tcase_add_test(tc, test_no_leaked_descriptors);
     tcase_add_test(tc, test_dies_with_killed_launcher);
+    tcase_add_test(tc, test_signal_before_exec);
     tcase_add_test(tc, test_child_side);
     suite_add_tcase(suite, tc);
     return suite;
