@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "proto/codec.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -445,20 +446,49 @@ void frontend_destroy(frontend_t **self_p)
     *self_p = NULL;
 }
 
-bool frontend_is_loopback(const char *host)
+/* A host that only this machine reaches. */
+static bool is_loopback(const char *host)
 {
-    return strcmp(host, "localhost") == 0 || strcmp(host, "::1") == 0 ||
-           strncmp(host, "127.", 4) == 0;
+    struct in_addr v4;
+    struct in6_addr v6;
+    return strcmp(host, "localhost") == 0 ||
+           (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == 127) ||
+           (inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
+}
+
+/* Of a ZeroMQ address; one of another kind than tcp does not leave the machine. */
+static bool is_local_endpoint(const char *address)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    if (strncmp(address, "tcp://", 6) != 0) {
+        return address[0] == '\0' || strncmp(address, "ipc://", 6) == 0;
+    }
+    const char *from = address + 6;
+    size_t n = colon > from ? (size_t)(colon - from) : 0;
+    if (n >= 2 && from[0] == '[' && from[n - 1] == ']') {
+        from++;
+        n -= 2;
+    }
+    snprintf(host, sizeof host, "%.*s", (int)LK_MIN(n, sizeof host - 1), from);
+    return is_loopback(host);
 }
 
 lk_status_t frontend_check_config(const lk_config_t *config, lk_error_t *err)
 {
     bool keys = config->api_key[0] != '\0' && config->admin_key[0] != '\0';
-    if (!frontend_is_loopback(config->host) && !keys && !config->insecure) {
+    if (!is_loopback(config->host) && !keys && !config->insecure) {
         return lk_error_set(err, LK_ERR_INVALID,
                             "--host %s is reachable from other machines: give --api-key and "
                             "--admin-key, or say --insecure",
                             config->host);
+    }
+    if (!is_local_endpoint(config->trainer_endpoint) && config->admin_key[0] == '\0' &&
+        !config->insecure) {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "--trainer-endpoint %s is reachable from other machines: give "
+                            "--admin-key, or say --insecure",
+                            config->trainer_endpoint);
     }
     if (config->coordinator_address[0] == '\0') {
         return lk_error_set(err, LK_ERR_INVALID, "--coordinator-address is missing");

@@ -37,9 +37,8 @@ void frontend_stop(frontend_t *self, const char *why);
 /* Looks at every socket soon; for ports without a descriptor (port_mem). */
 void frontend_wake(frontend_t *self);
 
-/* A host that only this machine reaches. */
-bool frontend_is_loopback(const char *host);
-/* Refuses what must not be started: another host than loopback without keys (decision 19). */
+/* Refuses what must not be started: another host than loopback without keys, or a trainer's socket
+ * that other machines reach without the admin key (decision 19). */
 LK_MUST_USE lk_status_t frontend_check_config(const lk_config_t *config, lk_error_t *err);
 
 #endif

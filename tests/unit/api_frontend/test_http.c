@@ -733,6 +733,42 @@ START_TEST(test_refuses_open_hosts)
 }
 END_TEST
 
+START_TEST(test_refuses_open_endpoints)
+{
+    static const struct {
+        const char *address;
+        bool local;
+    } cases[] = {
+        {"", true},
+        {"ipc://@lockstep-trainer", true},
+        {"tcp://127.0.0.1:7100", true},
+        {"tcp://[::1]:7100", true},
+        {"tcp://localhost:*", true},
+        {"tcp://*:7100", false},
+        {"tcp://0.0.0.0:7100", false},
+        {"tcp://127.example.org:7100", false},
+        {"tcp://[::]:7100", false},
+        {"tcp://eth0:7100", false},
+        {"tcp://7100", false},
+        {"pgm://eth0;239.1.1.1:7100", false},
+    };
+    for (size_t i = 0; i < LK_ARRAY_LEN(cases); i++) {
+        lk_config_t config;
+        lk_error_t err;
+        config_defaults(&config);
+        config.coordinator_address = "ipc://@x";
+        config.trainer_endpoint = cases[i].address;
+        lk_status_t want = cases[i].local ? LK_OK : LK_ERR_INVALID;
+        ck_assert_msg(frontend_check_config(&config, &err) == want, "%s", cases[i].address);
+        config.admin_key = "k";
+        ck_ok(frontend_check_config(&config, &err));
+        config.admin_key = "";
+        config.insecure = true;
+        ck_ok(frontend_check_config(&config, &err));
+    }
+}
+END_TEST
+
 /* ---- the trainer's socket ---- */
 
 static lk_port_t *trainer;
@@ -908,6 +944,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_pipelining);
     tcase_add_test(tc, test_stop_ends_streams_with_what_they_have);
     tcase_add_test(tc, test_refuses_open_hosts);
+    tcase_add_test(tc, test_refuses_open_endpoints);
     tcase_add_test(tc, test_trainer_calls);
     tcase_add_test(tc, test_trainer_garbage);
     TCase *zmq = group(suite, "zmq", setup_zmq);
