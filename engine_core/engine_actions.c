@@ -118,16 +118,23 @@ static void update_outcome(engine_core_t *self, const group_action_t *a)
     }
 }
 
+/* Outputs that are not sent yet borrow the labels that are about to change. */
+static void set_label(engine_core_t *self)
+{
+    const weight_state_t *weights = group_weights(self->group);
+    engine_flush(self);
+    version_labels_set(&self->labels, weights->epoch, weights->version);
+}
+
 static void publish(engine_core_t *self, bool keep_kv)
 {
     const weight_state_t *weights = group_weights(self->group);
-    if (scheduler_num_waiting(self->scheduler) + scheduler_num_running(self->scheduler) == 0) {
-        version_labels_forget_old(&self->labels);
-    }
-    version_labels_set(&self->labels, weights->epoch, weights->version);
     if (!keep_kv) {
         scheduler_recompute_all(self->scheduler);
     }
+    set_label(self);
+    version_labels_forget_before(&self->labels,
+                                 scheduler_oldest_epoch(self->scheduler, weights->epoch));
     LK_INFO("engine %u: weights of epoch %llu (%s) are in force", self->config.rank,
             (unsigned long long)weights->epoch, weights->version);
 }
@@ -241,8 +248,7 @@ static void take_action(engine_core_t *self, const group_action_t *a)
         publish(self, a->keep_kv);
         break;
     case GROUP_ACT_RELABEL:
-        version_labels_set(&self->labels, group_weights(self->group)->epoch,
-                           group_weights(self->group)->version);
+        set_label(self);
         break;
     case GROUP_ACT_DIRTY:
         on_dirty(self, a->text);

@@ -1,7 +1,7 @@
 /*
  * outbox.h: what the scheduler and the engine say to front ends about requests, collected until the
  * end of a step and sent as one OUTPUTS message per front end (more only when one would be too
- * large). Copies everything; the scheduler's outputs are borrowed for its callback only.
+ * large). Copies everything but labels; the scheduler's outputs are borrowed for its callback only.
  */
 #ifndef LK_ENGINE_CORE_OUTBOX_H
 #define LK_ENGINE_CORE_OUTBOX_H
@@ -16,7 +16,8 @@ typedef struct outbox outbox_t;
 outbox_t *outbox_new(uint32_t n_frontends);
 void outbox_destroy(outbox_t **self_p);
 
-/* labels: for the epochs in the output. error_status: with FINISH_ERROR. */
+/* labels: for the epochs in the output; flush before one of them changes, as what is kept here
+ * points to them. error_status: with FINISH_ERROR. */
 void outbox_add(outbox_t *self, const sched_output_t *output, const version_labels_t *labels,
                 lk_status_t error_status);
 /* The end of a request that the scheduler does not have. */

@@ -47,15 +47,16 @@ const char *version_labels_get(const version_labels_t *self, uint64_t epoch)
     return self->labels[epoch - self->first];
 }
 
-void version_labels_forget_old(version_labels_t *self)
+void version_labels_forget_before(version_labels_t *self, uint64_t epoch)
 {
-    if (self->n <= 1) {
+    if (self->n <= 1 || epoch <= self->first) {
         return;
     }
-    for (size_t i = 0; i + 1 < self->n; i++) {
+    size_t old = epoch - self->first < self->n ? (size_t)(epoch - self->first) : self->n - 1;
+    for (size_t i = 0; i < old; i++) {
         free(self->labels[i]);
     }
-    self->labels[0] = self->labels[self->n - 1];
-    self->first += self->n - 1;
-    self->n = 1;
+    memmove(self->labels, self->labels + old, (self->n - old) * sizeof *self->labels);
+    self->first += old;
+    self->n -= old;
 }

@@ -22,7 +22,7 @@ void version_labels_fini(version_labels_t *self);
 void version_labels_set(version_labels_t *self, uint64_t epoch, const char *label);
 /* Valid until the epoch's label is replaced or forgotten. */
 const char *version_labels_get(const version_labels_t *self, uint64_t epoch);
-/* No request is left: only the newest epoch is still referred to. */
-void version_labels_forget_old(version_labels_t *self);
+/* Nothing refers to an epoch before this one any more. The newest is always kept. */
+void version_labels_forget_before(version_labels_t *self, uint64_t epoch);
 
 #endif

@@ -600,6 +600,25 @@ uint64_t scheduler_num_preemptions(const scheduler_t *self)
     return self->n_preemptions;
 }
 
+static uint64_t oldest_epoch_in(const request_list_t *list, uint64_t oldest)
+{
+    for (const request_t *r = list->head; r != NULL; r = r->next) {
+        /* epochs grow from span to span */
+        if (r->n_weight_spans > 0) {
+            oldest = LK_MIN(oldest, r->weight_spans[0].epoch);
+        }
+        if (r->n_kv_spans > 0) {
+            oldest = LK_MIN(oldest, r->kv_spans[0].epoch);
+        }
+    }
+    return oldest;
+}
+
+uint64_t scheduler_oldest_epoch(const scheduler_t *self, uint64_t otherwise)
+{
+    return oldest_epoch_in(&self->running, oldest_epoch_in(&self->waiting, otherwise));
+}
+
 static void verify_list(const scheduler_t *self, const request_list_t *list,
                         request_status_t status, request_t **all, size_t *n_all, size_t *n_started)
 {

@@ -88,6 +88,9 @@ size_t scheduler_num_running(const scheduler_t *self);
  * drains. */
 size_t scheduler_num_started(const scheduler_t *self);
 uint64_t scheduler_num_preemptions(const scheduler_t *self);
+/* The least weight epoch in the spans of any request; `otherwise` if that is less or there is none.
+ */
+uint64_t scheduler_oldest_epoch(const scheduler_t *self, uint64_t otherwise);
 void scheduler_verify(const scheduler_t *self);
 
 #endif

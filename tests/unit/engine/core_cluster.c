@@ -103,6 +103,10 @@ static void on_output(cc_t *self, uint32_t frontend, uint32_t rank, const msg_ou
     if (r->finish != FINISH_NONE) {
         r->n_weight_spans =
             copy_spans(out->weight_spans.items, out->weight_spans.count, r->weight_spans);
+        if (r->n_weight_spans > 0) {
+            snprintf(r->span_version, sizeof r->span_version, "%s",
+                     msg_cstr(out->weight_spans.items[0].version));
+        }
         r->error_status = out->error_status;
         snprintf(r->error, sizeof r->error, "%s", msg_cstr(out->error));
         if (r->finish != FINISH_ERROR || r->n_weight_spans > 0) {

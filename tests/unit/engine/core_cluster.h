@@ -40,6 +40,7 @@ typedef struct {
     finish_reason_t finish;
     int64_t error_status;
     char error[512], version[64];
+    char span_version[64]; /* of the first weight span */
     uint32_t n_snapshots, n_weight_spans, n_kv_spans;
     epoch_span_t weight_spans[16], kv_spans[16];
 } cc_request_t;

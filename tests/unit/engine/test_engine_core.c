@@ -613,6 +613,63 @@ START_TEST(test_abort_request)
 }
 END_TEST
 
+/* What ended before the label changed, and was not sent yet, says the label that it had. */
+START_TEST(test_abort_meets_a_new_label)
+{
+    cc_t *cc = new_cluster(0, "new label");
+    ck_assert_uint_eq(cc->config.n_ranks, 1);
+    engine_core_t *engine = cc->engines[0];
+    size_t a = cc_add(cc, 0, 0, 6, 150);
+    run_until(cc, a, 3);
+    ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+
+    static const char spec[] = "{\"new_version\": \"another\"}";
+    size_t call = cc_call(cc, 0, CMD_UPDATE, UPDATE_VERB_SET_VERSION, false, spec, 0); /* by hand */
+    msg_t msg = {.type = MSG_CMD, .generation = cc->generation[0]};
+    msg.cmd = (msg_cmd_t){.generation = cc->generation[0],
+                          .number = cc->calls[call].number,
+                          .kind = CMD_UPDATE,
+                          .verb = UPDATE_VERB_SET_VERSION,
+                          .spec = {spec, sizeof spec - 1},
+                          .group_epoch = 3};
+    engine_core_on_message(engine, 0, &msg);
+    engine_core_step(engine); /* the vote is out */
+    ck_assert(group_posted(engine_core_group(engine)));
+    msg_handle_t handle = {a + 1};
+    msg = (msg_t){.type = MSG_ABORT};
+    msg.abort.handles.items = &handle;
+    msg.abort.handles.count = 1;
+    engine_core_on_message(engine, 0, &msg);
+    engine_core_step(engine); /* the label changes */
+    ck_assert_str_eq(group_weights(engine_core_group(engine))->version, "another");
+    ck_assert_int_eq(cc->requests[a].finish, FINISH_ABORT);
+    ck_assert_str_eq(cc->requests[a].span_version, "default");
+    cc_destroy(&cc);
+}
+END_TEST
+
+/* Labels are kept for as long as a request refers to their epoch, and no longer. */
+START_TEST(test_labels_of_a_long_request)
+{
+    cc_t *cc = new_cluster(0, "labels");
+    ck_ok(cc_init_transfer(cc));
+    size_t a = cc_add(cc, 0, 0, 6, 200);
+    char version[32];
+    for (int i = 0; i < 12; i++) {
+        run_until(cc, a, 3 * (uint32_t)(i + 1));
+        ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, true, NULL));
+        snprintf(version, sizeof version, "v%d", i);
+        ck_ok(cc_session(cc, version));
+        cc_call(cc, 0, CMD_RESUME, 0, false, NULL, ~0u);
+    }
+    cc_settle(cc);
+    ck_assert_int_eq(cc->requests[a].finish, FINISH_LENGTH);
+    ck_assert_str_eq(cc->requests[a].span_version, "default");
+    ck_assert_str_eq(cc->requests[a].version, version);
+    cc_destroy(&cc);
+}
+END_TEST
+
 START_TEST(test_paused_admission_reject)
 {
     cc_config_t config = layouts[2];
@@ -786,6 +843,8 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_dense_rank_goes_on_alone);
     tcase_add_loop_test(tc, test_bad_requests, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_abort_request, 0, N_LAYOUTS);
+    tcase_add_test(tc, test_abort_meets_a_new_label);
+    tcase_add_test(tc, test_labels_of_a_long_request);
     tcase_add_test(tc, test_paused_admission_reject);
     tcase_add_loop_test(tc, test_frontend_restart, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_utilities, 0, N_LAYOUTS);

@@ -24,8 +24,14 @@ START_TEST(test_labels)
     }
     ck_assert_str_eq(version_labels_get(&labels, 57), "v57");
     version_labels_set(&labels, 100, "renamed");
-    version_labels_forget_old(&labels);
-    version_labels_forget_old(&labels);
+    version_labels_forget_before(&labels, 0);
+    ck_assert_uint_eq(labels.n, 101);
+    version_labels_forget_before(&labels, 57);
+    ck_assert_uint_eq(labels.n, 44);
+    ck_assert_str_eq(version_labels_get(&labels, 57), "v57");
+    version_labels_forget_before(&labels, 100);
+    version_labels_forget_before(&labels, 1000); /* the newest stays */
+    ck_assert_uint_eq(labels.n, 1);
     ck_assert_str_eq(version_labels_get(&labels, 100), "renamed");
     version_labels_set(&labels, 101, "next");
     ck_assert_str_eq(version_labels_get(&labels, 100), "renamed");
