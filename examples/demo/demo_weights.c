@@ -10,6 +10,8 @@
 
 #define SEED_BASE 1000u /* so that no pushed set equals the checkpoint made with a small seed */
 
+#define CHUNK 4096 /* values converted together */
+
 struct demo_weights {
     model_config_t config;
     bool perturb;
@@ -114,12 +116,15 @@ static lk_status_t perturbed(const demo_weights_t *self, const model_tensor_t *t
     }
     uint64_t key = lk_mix64(lk_hash64(t->name, strlen(t->name), k));
     size_t size = dtype_bytes(e->desc.dtype);
-    for (uint64_t i = 0; i < t->numel; i++) {
-        float base;
-        LK_RETURN_IF_ERROR(
-            dtype_convert(&base, LK_DTYPE_F32, (const char *)e->data + i * size, e->desc.dtype, 1));
-        float d = (float)(lk_mix64(key + i) >> 40) * 0x1p-24f * 0.04f - 0.02f;
-        out[i] = lk_f32_to_bf16(base * (1.0f + d));
+    for (uint64_t first = 0; first < t->numel; first += CHUNK) {
+        float base[CHUNK];
+        size_t n = (size_t)LK_MIN(t->numel - first, CHUNK);
+        LK_RETURN_IF_ERROR(dtype_convert(base, LK_DTYPE_F32, (const char *)e->data + first * size,
+                                         e->desc.dtype, n));
+        for (size_t i = 0; i < n; i++) {
+            float d = (float)(lk_mix64(key + first + i) >> 40) * 0x1p-24f * 0.04f - 0.02f;
+            out[first + i] = lk_f32_to_bf16(base[i] * (1.0f + d));
+        }
     }
     return LK_OK;
 }

@@ -254,7 +254,8 @@ static void start(slot_t *slot)
     lk_buf_printf(
         &body,
         ",\"max_tokens\":%u,\"temperature\":1.0,\"top_p\":0.95,\"seed\":%llu,\"logprobs\":0,"
-        "\"stream\":true,\"ignore_eos\":%s,\"return_token_ids\":true,\"return_tokens_as_token_ids\":true,\"return_kv_history\":true}",
+        "\"stream\":true,\"ignore_eos\":%s,\"return_token_ids\":true,\"return_tokens_as_token_"
+        "ids\":true,\"return_kv_history\":true}",
         n_max, (unsigned long long)seed, c->texts != NULL ? "false" : "true");
     slot->record.sampling = (sampling_params_t){.temperature = 1.0f,
                                                 .top_p = 0.95f,

@@ -1,6 +1,7 @@
 /*
- * verify.h: the independent check. It recomputes every recorded stream in one process, one sequence
- * at a time, with no scheduler, cache, or cluster: for each output token it sets the KV as the
+ * verify.h: the independent check. It recomputes every recorded stream in one process, with
+ * no scheduler, KV cache management, or cluster (each stream has blocks of its own; streams share a
+ * forward pass, which changes no row: executor.h): for each output token it sets the KV as the
  * stream's kv_history says (engine_core/request.h states the rule), runs the one forward pass under
  * the weights that weight_versions names, and compares the token that the sampler draws and its
  * logprob. A token that came from other weights, or that attended to KV of other weights than
@@ -39,7 +40,7 @@ typedef struct {
     char first[256]; /* "stream 3, token 17 (set-4): ..." */
 } verify_result_t;
 
-/* `progress` may be NULL; called with streams x sets done so far and in all. LK_OK when everything
+/* `progress` may be NULL; called with tokens compared so far and in all. LK_OK when everything
  * could be recomputed; whether it agrees is in *out. */
 LK_MUST_USE lk_status_t verify_streams(const char *model_dir, const demo_weights_t *weights,
                                        uint64_t n_sets, lk_dtype_t dtype, uint32_t block_size,
