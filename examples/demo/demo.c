@@ -35,7 +35,8 @@ typedef struct {
     char dir[64]; /* temporary */
     char model_dir[PATH_MAX];
     char tool[PATH_MAX];
-    pid_t cluster, trainer;
+    pid_t cluster, trainer, janitor;
+    int alive_fd; /* its end of file tells the janitor that we are gone */
     char url[128], endpoint[256];
     int go_fd, report_fd;
     update_report_t reports[MAX_SETS + 1];
@@ -87,12 +88,40 @@ static void stop_cluster(demo_t *d)
     }
 }
 
+/* A process that removes our directory once we are gone, whatever ended us: a signal handler cannot
+ * do it, and after SIGKILL nobody else is left. A Ctrl-C does not reach its process group. */
+static void start_janitor(demo_t *d)
+{
+    int fds[2];
+    CHECK(pipe2(fds, O_CLOEXEC) == 0);
+    d->janitor = fork();
+    CHECK(d->janitor >= 0);
+    if (d->janitor > 0) {
+        close(fds[0]);
+        d->alive_fd = fds[1];
+        return;
+    }
+    char byte;
+    close(fds[1]);
+    setpgid(0, 0);
+    while (read(fds[0], &byte, 1) < 0 && errno == EINTR) {
+    }
+    nftw(d->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    _exit(0);
+}
+
+/* Only what a signal handler may call. */
+static void clean_up(demo_t *d)
+{
+    stop_cluster(d);
+    close(d->alive_fd);
+    waitpid(d->janitor, NULL, 0);
+}
+
 static int give_up(demo_t *d, const char *what)
 {
     fprintf(stderr, "\ndemo: FAILED: %s\n", what);
     print_log(d);
-    stop_cluster(d);
-    nftw(d->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return 1;
 }
 
@@ -100,12 +129,7 @@ static demo_t *the_demo; /* for the signal handler */
 
 static void on_signal(int sig)
 {
-    if (the_demo->cluster > 0) {
-        kill(the_demo->cluster, SIGTERM);
-    }
-    if (the_demo->trainer > 0) {
-        kill(the_demo->trainer, SIGKILL);
-    }
+    clean_up(the_demo);
     _exit(128 + sig);
 }
 
@@ -120,6 +144,8 @@ static pid_t start_tool(demo_t *d, const char *const *argv, int *out)
     pid_t pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
         int err = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
         dup2(fds[1], STDOUT_FILENO);
         dup2(err, STDERR_FILENO);
@@ -200,6 +226,10 @@ static void start_trainer(demo_t *d, const demo_weights_t *weights)
     if (d->trainer == 0) {
         close(go[1]); /* its end of file tells the trainer that we are gone */
         close(report[0]);
+        close(d->alive_fd);
+        signal(SIGINT, SIG_DFL);
+        signal(SIGTERM, SIG_DFL);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         _exit(demo_trainer_run(d->endpoint, weights, d->n_sets, go[0], report[1]));
     }
     close(go[0]);
@@ -428,6 +458,37 @@ static const char *const texts[] = {
     "The three most important things about learning to cook are",
 };
 
+/* What the real weights say, greedily, before anything is changed. */
+static bool print_texts(const demo_t *d)
+{
+    bool ok = true;
+    printf("before the updates it says:\n");
+    for (size_t i = 0; ok && i < LK_ARRAY_LEN(texts); i++) {
+        char url[200], body[400];
+        http_reply_t reply;
+        lk_error_t err = LK_ERROR_INIT;
+        snprintf(url, sizeof url, "%s/v1/completions", d->url);
+        snprintf(body, sizeof body, "{\"prompt\":\"%s\",\"max_tokens\":20,\"temperature\":0}",
+                 texts[i]);
+        ok = http_call("POST", url, body, NULL, 120, &reply, &err) == LK_OK && reply.status == 200;
+        json_t *json = ok ? json_loads(lk_buf_cstr(&reply.body), 0, NULL) : NULL;
+        const json_t *choice = json_array_get(json_object_get(json, "choices"), 0);
+        const char *text = json_string_value(json_object_get(choice, "text"));
+        ok = text != NULL;
+        if (ok) {
+            printf("  %s|", texts[i]);
+            for (; *text != '\0'; text++) {
+                putchar(*text == '\n' ? ' ' : *text);
+            }
+            putchar('\n');
+        }
+        fflush(stdout);
+        json_decref(json);
+        http_reply_fini(&reply);
+    }
+    return ok;
+}
+
 static int run(demo_t *d)
 {
     if (!make_model(d)) {
@@ -459,13 +520,10 @@ static int run(demo_t *d)
                            .seed = 1,
                            .texts = made_up ? NULL : texts,
                            .n_texts = LK_ARRAY_LEN(texts)};
-    streams_t *streams = streams_new(&sc);
-    if (!made_up) { /* what the real weights say, before anything is changed */
-        while (streams_sample_text(streams)[0] == '\0' && streams_failure(streams) == NULL) {
-            streams_poll(streams, 50, false);
-        }
-        printf("before the updates it says: \"%s\"\n", streams_sample_text(streams));
+    if (!made_up && !print_texts(d)) {
+        return give_up(d, "the checkpoint's text could not be had");
     }
+    streams_t *streams = streams_new(&sc);
     double start = now_s();
     const char *failure =
         run_updates(d, streams, made_up ? 40ull * d->n_streams : 6ull * d->n_streams);
@@ -485,7 +543,6 @@ static int run(demo_t *d)
         return give_up(d, failure);
     }
     printf("\nverdict: no token came from mixed or stale weights\n");
-    nftw(d->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return 0;
 }
 
@@ -499,15 +556,28 @@ int main(int argc, char **argv)
         return usage(stderr);
     }
     char self[PATH_MAX] = "";
-    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0 || mkdtemp(d.dir) == NULL) {
+    if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) {
         perror("demo");
         return 1;
     }
     snprintf(d.tool, sizeof d.tool, "%s/../../deploy/tool/lockstep-tool", dirname(self));
     d.tty = isatty(STDOUT_FILENO);
+    struct sigaction action = {.sa_handler = on_signal};
+    sigaddset(&action.sa_mask, SIGINT); /* one end is enough */
+    sigaddset(&action.sa_mask, SIGTERM);
+    sigprocmask(SIG_BLOCK, &action.sa_mask,
+                NULL); /* no end between the directory and its janitor */
+    if (mkdtemp(d.dir) == NULL) {
+        perror(d.dir);
+        return 1;
+    }
+    start_janitor(&d);
     the_demo = &d;
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigprocmask(SIG_UNBLOCK, &action.sa_mask, NULL);
     signal(SIGPIPE, SIG_IGN);
-    return run(&d);
+    int rc = run(&d);
+    clean_up(&d);
+    return rc;
 }

@@ -16,7 +16,6 @@ typedef struct {
     stream_record_t record;
     bool done;        /* its finish_reason came */
     uint64_t last_ns; /* of its newest token; 0 before the first */
-    lk_buf_t text;
 } slot_t;
 
 struct streams {
@@ -30,7 +29,6 @@ struct streams {
     uint64_t per_set[STREAMS_MAX_SETS];
     uint64_t longest_gap_ns;
     char failure[512];
-    char sample[512];
 };
 
 static void fail(streams_t *self, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -55,7 +53,6 @@ streams_t *streams_new(const streams_config_t *config)
     lk_prng_seed(&self->prng, config->seed);
     for (uint32_t i = 0; i < config->n_streams; i++) {
         self->slots[i].owner = self;
-        lk_buf_init(&self->slots[i].text, 0);
     }
     return self;
 }
@@ -69,7 +66,6 @@ void streams_destroy(streams_t **self_p)
     http_streams_destroy(&self->http);
     for (uint32_t i = 0; i < self->config.n_streams; i++) {
         stream_record_fini(&self->slots[i].record);
-        lk_buf_fini(&self->slots[i].text);
     }
     for (size_t i = 0; i < self->n_records; i++) {
         stream_record_fini(&self->records[i]);
@@ -192,8 +188,6 @@ static void on_data(void *ctx, const char *text, size_t len)
     if (choice != NULL) {
         take_prompt(&slot->record, json_object_get(choice, "prompt_token_ids"));
         take_tokens(slot, choice);
-        const char *piece = json_string_value(json_object_get(choice, "text"));
-        lk_buf_str(&slot->text, piece != NULL ? piece : "");
         take_end(slot, choice);
     }
     json_decref(chunk);
@@ -219,9 +213,6 @@ static void on_end(void *ctx, int status, const char *error, const char *body)
         if (s->epoch < STREAMS_MAX_SETS) {
             self->per_set[s->epoch] += s->end - s->start;
         }
-    }
-    if (slot->text.len > 0) {
-        snprintf(self->sample, sizeof self->sample, "%s", lk_buf_cstr(&slot->text));
     }
     self->records[self->n_records++] = slot->record;
     memset(&slot->record, 0, sizeof slot->record);
@@ -265,7 +256,6 @@ static void start(slot_t *slot)
                                                 .ignore_eos = c->texts == NULL};
     slot->done = false;
     slot->last_ns = 0;
-    lk_buf_clear(&slot->text);
     char url[600];
     snprintf(url, sizeof url, "%s/v1/completions", c->url);
     CHECK(http_streams_post(self->http, url, lk_buf_cstr(&body), NULL, &events, slot) != NULL);
@@ -310,9 +300,4 @@ const stream_record_t *streams_records(const streams_t *self, size_t *n)
 {
     *n = self->n_records;
     return self->records;
-}
-
-const char *streams_sample_text(const streams_t *self)
-{
-    return self->sample;
 }

@@ -36,7 +36,5 @@ uint64_t streams_tokens_of(const streams_t *self, uint64_t set);
 double streams_longest_gap(streams_t *self);
 /* Records of ended streams. */
 const stream_record_t *streams_records(const streams_t *self, size_t *n);
-/* Text of the newest ended stream that has text; "" if none. */
-const char *streams_sample_text(const streams_t *self);
 
 #endif
