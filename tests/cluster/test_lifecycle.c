@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/env.h"
 #include "base/prng.h"
+#include "engine_core/exec/model_maker.h"
 #include "tests/lib/cluster.h"
 #include "tests/lib/test_main.h"
 
@@ -47,6 +48,45 @@ START_TEST(killed_launcher_takes_all_along)
     cluster_start(&c, model("qwen3_moe"), args_null2);
     kill(c.launcher, SIGKILL);
     ck_assert_int_eq(cluster_wait_gone(&c, 20), 128 + SIGKILL);
+}
+END_TEST
+
+/* A model with room for a request that does not end within this test. */
+static const char *long_model(void)
+{
+    static char path[512];
+    model_maker_t maker;
+    lk_error_t err = LK_ERROR_INIT;
+    model_maker_init(&maker, ARCH_QWEN3_MOE);
+    maker.max_position_embeddings = 8000000;
+    snprintf(path, sizeof path, "%s/long", test_tmpdir());
+    ck_assert_msg(model_maker_write(&maker, path, &err) == LK_OK, "%s", err.text);
+    return path;
+}
+
+static bool is_running(void *ctx)
+{
+    json_t *info = cluster_call(ctx, "GET", "/server_info", NULL, 200, NULL);
+    bool running = json_int_at(info, "engines.0.running") > 0;
+    json_decref(info);
+    return running;
+}
+
+/* An engine in the middle of endless work never waits for anything, and still notices. */
+START_TEST(killed_launcher_takes_a_busy_engine_along)
+{
+    static const char *const args[] = {"--device", "null", NULL};
+    cluster_t c;
+    cluster_start(&c, long_model(), args);
+    cluster_async_t request =
+        cluster_call_async(&c, "POST", "/v1/completions",
+                           "{\"prompt\":[9],\"max_tokens\":7000000,\"ignore_eos\":true}");
+    wait_for(is_running, &c, 30, "the request runs");
+    kill(c.launcher, SIGKILL);
+    ck_assert_int_eq(cluster_wait_gone(&c, 20), 128 + SIGKILL);
+    int status;
+    json_decref(cluster_join(&request, 20, &status));
+    ck_assert_int_ne(status, 200);
 }
 END_TEST
 
@@ -132,6 +172,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, sigterm_ends_cleanly);
     tcase_add_test(tc, two_sigints_end_cleanly);
     tcase_add_test(tc, killed_launcher_takes_all_along);
+    tcase_add_test(tc, killed_launcher_takes_a_busy_engine_along);
     tcase_add_loop_test(tc, any_killed_child_ends_the_cluster_by_name, 0, LK_ARRAY_LEN(children));
     tcase_add_test(tc, killed_in_mid_start_leaves_nothing);
     tcase_add_test(tc, bad_starts_are_refused_with_the_reason);
