@@ -4,14 +4,17 @@
 #include "tests/lib/test_main.h"
 
 #include <dirent.h>
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -229,11 +232,120 @@ json_t *cluster_call(const cluster_t *c, const char *method, const char *path, c
                      lk_buf_cstr(&reply.body));
     }
     json_error_t je;
-    json_t *json = json_loadb((const char *)reply.body.data, reply.body.len, 0, &je);
+    json_t *json = json_loadb((const char *)reply.body.data, reply.body.len, JSON_ALLOW_NUL, &je);
     ck_assert_msg(json != NULL, "%s %s: the reply is no JSON: %s", method, path,
                   lk_buf_cstr(&reply.body));
     http_reply_fini(&reply);
     return json;
+}
+
+/* ---- bytes as they are ---- */
+
+static int connect_to(const cluster_t *c)
+{
+    char host[64];
+    unsigned port;
+    ck_assert_int_eq(sscanf(c->url, "http://%63[^:]:%u", host, &port), 2);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    ck_assert_int_eq(inet_pton(AF_INET, host, &address.sin_addr), 1);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return fd;
+}
+
+/* Does `text` hold a reply with all of the body that its Content-Length promises? */
+static bool is_whole(lk_buf_t *text)
+{
+    const char *start = lk_buf_cstr(text), *end = strstr(start, "\r\n\r\n");
+    const char *length = strcasestr(start, "\r\nContent-Length:");
+    return end != NULL && length != NULL && length < end &&
+           text->len >= (size_t)(end + 4 - start) + strtoul(length + 17, NULL, 10);
+}
+
+void cluster_raw(const cluster_t *c, const void *bytes, size_t len, bool shut, double seconds,
+                 lk_buf_t *out)
+{
+    int fd = connect_to(c);
+    double end = now_s() + seconds;
+    size_t sent = 0;
+    char chunk[65536];
+    while (!is_whole(out)) {
+        ck_assert_msg(now_s() < end, "after %.0f s neither a reply nor a close (%zu of %zu sent)",
+                      seconds, sent, len);
+        struct pollfd p = {.fd = fd, .events = (short)(POLLIN | (sent < len ? POLLOUT : 0))};
+        if (poll(&p, 1, 50) <= 0) {
+            continue;
+        }
+        if (p.revents & POLLOUT) {
+            ssize_t n = send(fd, (const char *)bytes + sent, len - sent, MSG_NOSIGNAL);
+            if (n < 0 && errno != EAGAIN) {
+                sent = len; /* refused before all was read: what it says may still come */
+            } else if (n > 0) {
+                sent += (size_t)n;
+            }
+            if (sent == len && shut) {
+                shutdown(fd, SHUT_WR);
+            }
+        }
+        if (p.revents & (POLLIN | POLLHUP | POLLERR)) {
+            ssize_t n = recv(fd, chunk, sizeof chunk, 0);
+            if (n == 0 || (n < 0 && errno != EAGAIN)) {
+                break;
+            }
+            lk_buf_append(out, chunk, n > 0 ? (size_t)n : 0);
+        }
+    }
+    close(fd);
+}
+
+int cluster_call_with(const cluster_t *c, const char *method, const char *path, const char *headers,
+                      const void *body, size_t len, json_t **json)
+{
+    lk_buf_t in, out;
+    lk_buf_init(&in, 0);
+    lk_buf_init(&out, 0);
+    lk_buf_printf(&in, "%s %s HTTP/1.1\r\nHost: test\r\nContent-Length: %zu\r\n%s\r\n", method,
+                  path, len, headers);
+    lk_buf_append(&in, body, len);
+    ck_assert(!in.failed);
+    cluster_raw(c, in.data, in.len, false, 60, &out);
+    int status = 0;
+    const char *text = strstr(lk_buf_cstr(&out), "\r\n\r\n");
+    *json = NULL;
+    if (text != NULL && sscanf(lk_buf_cstr(&out), "HTTP/1.%*d %d", &status) == 1) {
+        json_error_t err;
+        *json = json_loads(text + 4, JSON_ALLOW_NUL, &err);
+        if (*json == NULL) {
+            printf("# %s %s: %s at %d of %zu\n", method, path, err.text, err.position, out.len);
+            fflush(stdout);
+        }
+    }
+    lk_buf_fini(&in);
+    lk_buf_fini(&out);
+    return status;
+}
+
+void cluster_make_model(const char *arch, unsigned seed, char *dir, size_t room)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%u", seed);
+    snprintf(dir, room, "%s/%s-%u", test_tmpdir(), arch, seed);
+    pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        const char *lockstep = getenv("LK_TEST_LOCKSTEP");
+        lockstep = lockstep != NULL ? lockstep : "deploy/lockstep";
+        dup2(STDERR_FILENO, STDOUT_FILENO); /* standard output is the test protocol's */
+        execlp(lockstep, lockstep, "make-model", "--arch", arch, "--seed", text, "--out", dir,
+               (char *)NULL);
+        _exit(127);
+    }
+    int status = 0;
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "make-model --arch %s failed",
+                  arch);
 }
 
 static const json_t *json_at(const json_t *root, const char *path)
@@ -330,7 +442,7 @@ json_t *cluster_join(cluster_async_t *a, double seconds, int *status)
     char *body = strchr(lk_buf_cstr(&buf), '\n');
     ck_assert_ptr_nonnull(body);
     *status = atoi(lk_buf_cstr(&buf));
-    json_t *json = json_loads(body + 1, 0, NULL);
+    json_t *json = json_loads(body + 1, JSON_ALLOW_NUL, NULL);
     ck_assert_msg(json != NULL, "the reply is no JSON: %s", body);
     lk_buf_fini(&buf);
     return json;

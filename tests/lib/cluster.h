@@ -41,6 +41,21 @@ void cluster_print_log(const cluster_t *c);
  * status is not `want` (0: any; then *status is set). body may be NULL. */
 json_t *cluster_call(const cluster_t *c, const char *method, const char *path, const char *body,
                      int want, int *status);
+/* Sends bytes as they are on a connection of its own and collects what comes back: one whole reply
+ * (by its Content-Length), or all until the server closes. shut: close the sending side behind the
+ * bytes. Fails the test when there is neither within `seconds`. */
+void cluster_raw(const cluster_t *c, const void *bytes, size_t len, bool shut, double seconds,
+                 lk_buf_t *out);
+/* One call with header lines of its own ("X-Name: value\r\n...", may be "") and a body of any
+ * bytes; the HTTP status (0: no reply). *json (caller decrefs) is NULL when the reply is no JSON.
+ */
+int cluster_call_with(const cluster_t *c, const char *method, const char *path, const char *headers,
+                      const void *body, size_t len, json_t **json);
+
+/* Makes a random checkpoint with a byte-level tokenizer; its directory in `dir`, below
+ * test_tmpdir(). */
+void cluster_make_model(const char *arch, unsigned seed, char *dir, size_t room);
+
 /* json path helper: integer at "a.b.0.c"; fails the test if it isn't there. */
 json_int_t json_int_at(const json_t *root, const char *path);
 const char *json_text_at(const json_t *root, const char *path);
