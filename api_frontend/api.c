@@ -79,6 +79,50 @@ static bool key_ok(const api_t *self, const api_call_t *call)
     return wanted[0] == '\0' || lk_secret_equal(wanted, call->key);
 }
 
+/* About what jansson would take for a text, from the bytes that start its values: a small number or
+ * string, an array, an object, a member of an object. At most, for anything malformed. */
+static size_t json_memory(const char *text, size_t len)
+{
+    size_t bytes = 0;
+    bool in_string = false;
+    for (size_t i = 0; i < len; i++) {
+        if (in_string) {
+            in_string = text[i] != '"';
+            i += text[i] == '\\';
+            continue;
+        }
+        switch (text[i]) {
+        case '"':
+            in_string = true;
+            break;
+        case ',':
+            bytes += 48;
+            break;
+        case ':':
+            bytes += 96;
+            break;
+        case '[':
+            bytes += 160;
+            break;
+        case '{':
+            bytes += 400;
+            break;
+        }
+    }
+    return bytes + len;
+}
+
+static bool refuse_json(api_call_t *call, const json_error_t *error)
+{
+    enum json_error_code code = json_error_code(error);
+    bool nul = code == json_error_null_character;
+    api_call_error(call, 400, "body", "Invalid JSON format: %s%s at byte %d",
+                   code == json_error_invalid_utf8 ? "this is not UTF-8: " : "",
+                   nul ? "a string with \\u0000 in it, which is not supported," : error->text,
+                   error->position);
+    return false;
+}
+
 /* False: the call was answered. */
 static bool parse_body(api_call_t *call)
 {
@@ -87,6 +131,14 @@ static bool parse_body(api_call_t *call)
         if (call->raw_len > call->route->body_limit) {
             api_call_error(call, 413, "body", "the body has %zu bytes, at most %zu are allowed",
                            call->raw_len, call->route->body_limit);
+            return false;
+        }
+        size_t memory = json_memory(call->raw_body, call->raw_len);
+        if (memory > API_MAX_JSON_MEMORY) {
+            api_call_error(call, 413, "body",
+                           "the body has too many values: they would take %zu MiB, at most %u are "
+                           "allowed",
+                           memory >> 20, API_MAX_JSON_MEMORY >> 20);
             return false;
         }
         size_t blank = 0;
@@ -99,9 +151,7 @@ static bool parse_body(api_call_t *call)
             call->body = json_loadb(call->raw_body, call->raw_len,
                                     JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
             if (call->body == NULL) {
-                api_call_error(call, 400, "body", "Invalid JSON format: %s at byte %d", error.text,
-                               error.position);
-                return false;
+                return refuse_json(call, &error);
             }
         }
     }

@@ -26,6 +26,7 @@ typedef struct api_route {
 } api_route_t;
 
 #define API_PING_NS       (15 * LK_SECOND_NS) /* silence on a stream before a ": ping" */
+#define API_MAX_JSON_MEMORY (256u << 20) /* bytes of a parsed body */
 #define API_CACHE_ENTRIES 1024
 
 struct api {

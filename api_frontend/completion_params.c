@@ -352,6 +352,12 @@ static lk_status_t parse_prompt(parse_t *p)
     }
     bool one = p->kind == COMPLETION_GENERATE || json_is_string(value) ||
                (json_is_array(value) && json_is_integer(json_array_get(value, 0)));
+    if (value == NULL) {
+        return REFUSE(
+            p, "prompt",
+            "prompt is missing: a string, an array of strings, of token ids, or of arrays "
+            "of token ids");
+    }
     if (!one && !(json_is_array(value) && json_array_size(value) > 0)) {
         return REFUSE(p, "prompt",
                       "prompt must be a string, an array of strings, of token ids, or of arrays of "

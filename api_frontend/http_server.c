@@ -1,4 +1,5 @@
 #include "api_frontend/http_server.h"
+#include "api_frontend/http_refusal.h"
 #include "api_frontend/router.h"
 #include "base/check.h"
 #include "base/log.h"
@@ -216,20 +217,35 @@ static void refuse(struct evhttp_request *req, int status, const char *param, co
     lk_buf_fini(&out);
 }
 
-/* evhttp takes the first of two different Content-Lengths, which is how requests get smuggled. */
+static bool refuse_header(struct evhttp_request *req, const char *name, const char *message)
+{
+    add_header(req, "Connection", "close"); /* where the request ends is anybody's guess */
+    refuse(req, 400, name, message);
+    return false;
+}
+
+/* What evhttp lets pass and other parsers read differently, which is how requests get smuggled: it
+ * takes the first of two Content-Lengths, reads "+5" as 5, and a blank before the colon as a part
+ * of the name. False: answered. */
 static bool headers_ok(struct evhttp_request *req)
 {
     unsigned n = 0;
     const struct evkeyval *h;
     TAILQ_FOREACH(h, evhttp_request_get_input_headers(req), next)
     {
-        n += strcasecmp(h->key, "Content-Length") == 0;
+        char name[64];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(h->key, " \t"), h->key);
+        if (h->key[strcspn(h->key, " \t")] != '\0') {
+            return refuse_header(req, name, "there is a blank in a header's name");
+        }
+        if (strcasecmp(h->key, "Content-Length") == 0) {
+            if (h->value[0] == '\0' || h->value[strspn(h->value, "0123456789")] != '\0') {
+                return refuse_header(req, "Content-Length", "Content-Length must be a number");
+            }
+            n++;
+        }
     }
-    if (n > 1) {
-        add_header(req, "Connection", "close");
-        refuse(req, 400, "Content-Length", "Content-Length is there more than once");
-    }
-    return n <= 1;
+    return n <= 1 || refuse_header(req, "Content-Length", "Content-Length is there more than once");
 }
 
 /* A copy of a header into a field of the call; false (answered) when it is too long or has bytes
@@ -318,12 +334,15 @@ static const api_route_t *find_route(struct evhttp_request *req)
     const api_route_t *route =
         api_find_route(method_name(req), path != NULL ? path : "", &method_ok, allow);
     if (route == NULL) {
-        refuse(req, 404, NULL, "there is no such path");
+        char message[256];
+        snprintf(message, sizeof message, "there is no such path: %.200s",
+                 path != NULL ? path : "");
+        refuse(req, 404, "path", message);
     } else if (!method_ok) {
         char message[64];
         snprintf(message, sizeof message, "this path takes %s only", allow);
         add_header(req, "Allow", allow);
-        refuse(req, 405, NULL, message);
+        refuse(req, 405, "method", message);
         route = NULL;
     }
     return route;
@@ -438,6 +457,7 @@ lk_status_t http_server_new(struct event_base *base, api_t *api, const char *hos
     evhttp_set_allowed_methods(self->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD |
                                                EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
                                                EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PATCH);
+    evhttp_set_bevcb(self->http, http_refusal_bufferevent, NULL);
     evhttp_set_gencb(self->http, on_request, self);
     lk_status_t status = listen_on(self, host, port, err);
     if (status != LK_OK) {

@@ -40,8 +40,8 @@ static const struct {
     const char *body, *param, *text; /* text: part of the message */
     lk_status_t status;
 } bad[] = {
-    {"{}", "prompt", "not nothing", LK_ERR_INVALID},
-    {"{\"prompt\":null}", "prompt", "prompt must be", LK_ERR_INVALID},
+    {"{}", "prompt", "prompt is missing", LK_ERR_INVALID},
+    {"{\"prompt\":null}", "prompt", "prompt is missing", LK_ERR_INVALID},
     {"{\"prompt\":5}", "prompt", "not an integer", LK_ERR_INVALID},
     {"{\"prompt\":{}}", "prompt", "not an object", LK_ERR_INVALID},
     {"{\"prompt\":[]}", "prompt", "an empty array", LK_ERR_INVALID},
