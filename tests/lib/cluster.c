@@ -57,6 +57,13 @@ void cluster_print_log(const cluster_t *c)
     fclose(f);
 }
 
+static uint64_t memory_limit;
+
+void cluster_limit_memory(uint64_t bytes)
+{
+    memory_limit = bytes;
+}
+
 void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
 {
     memset(c, 0, sizeof *c);
@@ -69,6 +76,9 @@ void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
     size_t n = 5;
     for (; args != NULL && *args != NULL; args++) {
         CHECK(n + 1 < MAX_ARGS);
+        if (strcmp(*args, "--admin-key") == 0 && args[1] != NULL) {
+            snprintf(c->key, sizeof c->key, "%s", args[1]);
+        }
         argv[n++] = *args;
     }
     int out[2];
@@ -78,6 +88,9 @@ void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
     if (c->launcher == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM); /* a test that fails or hangs leaves no cluster */
         setenv("LK_TEST_CLUSTER", c->mark, 1);
+        if (memory_limit != 0) {
+            test_memory_cap(memory_limit);
+        }
         int err = open(c->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
         dup2(out[1], STDOUT_FILENO);
         dup2(err, STDERR_FILENO);
@@ -218,7 +231,8 @@ json_t *cluster_call(const cluster_t *c, const char *method, const char *path, c
     snprintf(url, sizeof url, "%s%s", c->url, path);
     http_reply_t reply;
     lk_error_t err = LK_ERROR_INIT;
-    lk_status_t rc = http_call(method, url, body, NULL, 60, &reply, &err);
+    lk_status_t rc =
+        http_call(method, url, body, c->key[0] != '\0' ? c->key : NULL, 60, &reply, &err);
     if (rc != LK_OK) {
         cluster_print_log(c);
         ck_abort_msg("%s", err.text);

@@ -17,11 +17,15 @@ typedef struct {
     char mark[40];     /* LK_TEST_CLUSTER=mark is in every process's environment */
     char log[300];     /* file with the cluster's standard error */
     int out_fd;        /* its standard output */
+    char key[128];     /* what cluster_call sends: the --admin-key of args */
 } cluster_t;
 
 /* Starts `deploy/lockstep serve MODEL --port 0 ARGS...` (args NULL-terminated) and waits for the
  * ready line. A failure prints the end of the log and fails the test. */
 void cluster_start(cluster_t *c, const char *model, const char *const *args);
+/* Bounds the address space of each process of the clusters started from now on (not where a
+ * sanitizer needs it); 0: unbounded. */
+void cluster_limit_memory(uint64_t bytes);
 /* Same, but returns at once (to kill it in mid-start). */
 void cluster_spawn(cluster_t *c, const char *model, const char *const *args);
 /* Waits for the ready line; false if the launcher ended without one. */
