@@ -11,6 +11,8 @@
 
 #include <jansson.h>
 
+#define API_KEY_MAX 255 /* bytes */
+
 typedef struct api_call api_call_t;
 struct api_route;
 struct reply_cache_entry;
@@ -34,9 +36,9 @@ struct api_call {
     /* what was asked; set by the transport before api_dispatch */
     const char *raw_body; /* JSON text, borrowed until the handler returns; NULL: body is set */
     size_t raw_len;
-    json_t *body;  /* object or NULL; owned */
-    json_t *query; /* object of strings or NULL; owned */
-    char key[256]; /* bearer token, or admin_key; "" without */
+    json_t *body;              /* object or NULL; owned */
+    json_t *query;             /* object of strings or NULL; owned */
+    char key[API_KEY_MAX + 1]; /* bearer token, or admin_key; "" without */
     char idempotency_key[128];
     char request_id[64]; /* X-Request-Id; "" without */
     int64_t rank;        /* X-data-parallel-rank; -1 without */

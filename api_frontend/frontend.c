@@ -490,6 +490,12 @@ lk_status_t frontend_check_config(const lk_config_t *config, lk_error_t *err)
                             "--admin-key, or say --insecure",
                             config->trainer_endpoint);
     }
+    if (strlen(config->api_key) > API_KEY_MAX || strlen(config->admin_key) > API_KEY_MAX) {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "--api-key and --admin-key have at most %d bytes: no call could bring "
+                            "a longer one",
+                            API_KEY_MAX);
+    }
     if (config->coordinator_address[0] == '\0') {
         return lk_error_set(err, LK_ERR_INVALID, "--coordinator-address is missing");
     }

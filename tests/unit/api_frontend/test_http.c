@@ -727,6 +727,13 @@ START_TEST(test_refuses_open_hosts)
     ck_assert_int_eq(frontend_check_config(&config, &err), LK_ERR_INVALID);
     config.admin_key = "b";
     ck_ok(frontend_check_config(&config, &err));
+    char long_key[257];
+    memset(long_key, 'k', sizeof long_key - 1);
+    long_key[256] = '\0';
+    config.admin_key = long_key; /* no call could bring it */
+    ck_assert_int_eq(frontend_check_config(&config, &err), LK_ERR_INVALID);
+    config.admin_key = long_key + 1;
+    ck_ok(frontend_check_config(&config, &err));
     config.api_key = config.admin_key = "";
     config.insecure = true;
     ck_ok(frontend_check_config(&config, &err));
