@@ -1,41 +1,7 @@
-#include "engine_core/sched/scheduler.h"
+#include "engine_core/sched/scheduler_internal.h"
 #include "base/prng.h"
-#include "engine_core/exec/sampler.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-
-typedef struct {
-    request_t *head, *tail;
-    size_t n;
-} request_list_t;
-
-/* A row of the posted step. The request is kept until the step is over, also when it has ended. */
-typedef struct {
-    request_t *r;
-    uint32_t start, n;
-    bool ended; /* towards the client; only its memory is left */
-} batch_entry_t;
-
-struct scheduler {
-    scheduler_config_t config;
-    kv_cache_t *kv;
-    sampler_t *sampler;
-    sched_output_fn output;
-    void *output_ctx;
-
-    request_list_t waiting, running; /* both in order of (priority, arrival_seq) */
-    size_t n_started;                /* in either list, with `started` */
-    request_t **buckets;             /* by (client, handle) */
-    uint32_t bucket_mask;
-    uint64_t next_seq, n_preemptions;
-
-    bool posted;
-    uint64_t epoch; /* of the posted step */
-    exec_batch_t batch;
-    exec_seq_t *seqs;       /* [max_num_seqs] */
-    batch_entry_t *entries; /* [max_num_seqs] */
-};
 
 /* ---- lists and index ---- */
 
@@ -44,7 +10,7 @@ static bool before(const request_t *a, const request_t *b)
     return a->priority != b->priority ? a->priority < b->priority : a->arrival_seq < b->arrival_seq;
 }
 
-static void list_remove(request_list_t *list, request_t *r)
+void sched_list_remove(request_list_t *list, request_t *r)
 {
     *(r->prev != NULL ? &r->prev->next : &list->head) = r->next;
     *(r->next != NULL ? &r->next->prev : &list->tail) = r->prev;
@@ -61,8 +27,7 @@ static void list_insert_after(request_list_t *list, request_t *r, request_t *at)
     list->n++;
 }
 
-/* From the end: new arrivals and new admissions mostly belong there. */
-static void list_insert(request_list_t *list, request_t *r)
+void sched_list_insert(request_list_t *list, request_t *r)
 {
     request_t *at = list->tail;
     while (at != NULL && before(r, at)) {
@@ -71,8 +36,7 @@ static void list_insert(request_list_t *list, request_t *r)
     list_insert_after(list, r, at);
 }
 
-/* From the front: preempted requests mostly belong there. */
-static void list_insert_front(request_list_t *list, request_t *r)
+void sched_list_insert_front(request_list_t *list, request_t *r)
 {
     request_t *at = NULL;
     request_t *next = list->head;
@@ -141,7 +105,7 @@ scheduler_t *scheduler_new(const scheduler_config_t *config, kv_cache_t *kv, sch
     return self;
 }
 
-static void destroy_request(scheduler_t *self, request_t *r)
+void sched_destroy_request(scheduler_t *self, request_t *r)
 {
     kv_cache_release(self->kv, r);
     request_destroy(&r);
@@ -151,8 +115,8 @@ static void destroy_list(scheduler_t *self, request_list_t *list)
 {
     while (list->head != NULL) {
         request_t *r = list->head;
-        list_remove(list, r);
-        destroy_request(self, r);
+        sched_list_remove(list, r);
+        sched_destroy_request(self, r);
     }
 }
 
@@ -175,7 +139,7 @@ void scheduler_destroy(scheduler_t **self_p)
     *self_p = NULL;
 }
 
-static bool can_ever_fit(const scheduler_t *self, const request_t *r)
+bool sched_can_ever_fit(const scheduler_t *self, const request_t *r)
 {
     return r->n_tokens <= (uint64_t)kv_cache_num_blocks(self->kv) * kv_cache_block_size(self->kv);
 }
@@ -192,7 +156,7 @@ static lk_status_t check_size(const scheduler_t *self, const request_t *r, lk_er
                             r->n_prompt, self->config.max_model_len);
     }
     uint64_t room = (uint64_t)kv_cache_num_blocks(self->kv) * kv_cache_block_size(self->kv);
-    if (!can_ever_fit(self, r)) {
+    if (!sched_can_ever_fit(self, r)) {
         return lk_error_set(err, LK_ERR_INVALID,
                             "the prompt has %u tokens; the KV cache holds %llu (%u blocks of %u)",
                             r->n_prompt, (unsigned long long)room, kv_cache_num_blocks(self->kv),
@@ -222,7 +186,7 @@ lk_status_t scheduler_add(scheduler_t *self, request_t *r, lk_error_t *err)
                             self->waiting.n);
     }
     r->arrival_seq = self->next_seq++;
-    list_insert(&self->waiting, r);
+    sched_list_insert(&self->waiting, r);
     request_t **bucket = index_bucket(self, r->client, r->handle);
     r->hash_next = *bucket;
     *bucket = r;
@@ -231,10 +195,9 @@ lk_status_t scheduler_add(scheduler_t *self, request_t *r, lk_error_t *err)
 
 /* ---- the end of a request ---- */
 
-/* Takes r out of everything; its memory goes now, or with the step that still uses it. */
-static void retire(scheduler_t *self, request_t *r, finish_reason_t reason)
+void sched_retire(scheduler_t *self, request_t *r, finish_reason_t reason)
 {
-    list_remove(r->status == REQUEST_RUNNING ? &self->running : &self->waiting, r);
+    sched_list_remove(r->status == REQUEST_RUNNING ? &self->running : &self->waiting, r);
     index_remove(self, r);
     self->n_started -= r->started;
     r->status = REQUEST_FINISHED;
@@ -242,12 +205,11 @@ static void retire(scheduler_t *self, request_t *r, finish_reason_t reason)
     if (r->batch_slot >= 0) {
         self->entries[r->batch_slot].ended = true;
     } else {
-        destroy_request(self, r);
+        sched_destroy_request(self, r);
     }
 }
 
-/* Ends r with an output that carries no tokens. */
-static void finish_now(scheduler_t *self, request_t *r, finish_reason_t reason, const char *error)
+void sched_finish_now(scheduler_t *self, request_t *r, finish_reason_t reason, const char *error)
 {
     sched_output_t out = {.request = r,
                           .first = request_n_output(r),
@@ -255,7 +217,7 @@ static void finish_now(scheduler_t *self, request_t *r, finish_reason_t reason, 
                           .error = reason == FINISH_ERROR ? error : NULL};
     r->finish_reason = reason;
     self->output(self->output_ctx, &out);
-    retire(self, r, reason);
+    sched_retire(self, r, reason);
 }
 
 bool scheduler_abort(scheduler_t *self, uint64_t client, uint64_t handle)
@@ -264,7 +226,7 @@ bool scheduler_abort(scheduler_t *self, uint64_t client, uint64_t handle)
     if (r == NULL) {
         return false;
     }
-    finish_now(self, r, FINISH_ABORT, NULL);
+    sched_finish_now(self, r, FINISH_ABORT, NULL);
     return true;
 }
 
@@ -272,10 +234,10 @@ size_t scheduler_finish_all(scheduler_t *self, finish_reason_t reason, const cha
 {
     size_t n = 0;
     for (; self->running.head != NULL; n++) {
-        finish_now(self, self->running.head, reason, error);
+        sched_finish_now(self, self->running.head, reason, error);
     }
     for (; self->waiting.head != NULL; n++) {
-        finish_now(self, self->waiting.head, reason, error);
+        sched_finish_now(self, self->waiting.head, reason, error);
     }
     return n;
 }
@@ -286,7 +248,7 @@ static size_t drop_client_of(scheduler_t *self, request_list_t *list, uint64_t c
     for (request_t *r = list->head, *next; r != NULL; r = next) {
         next = r->next;
         if (r->client == client) {
-            retire(self, r, FINISH_ABORT);
+            sched_retire(self, r, FINISH_ABORT);
             n++;
         }
     }
@@ -297,285 +259,6 @@ size_t scheduler_drop_client(scheduler_t *self, uint64_t client)
 {
     return drop_client_of(self, &self->running, client) +
            drop_client_of(self, &self->waiting, client);
-}
-
-/* ---- picking a batch ---- */
-
-static void preempt(scheduler_t *self, request_t *r)
-{
-    CHECK(r->batch_slot < 0);
-    kv_cache_release(self->kv, r);
-    list_remove(&self->running, r);
-    r->status = REQUEST_WAITING;
-    r->n_preempted++;
-    self->n_preemptions++;
-    list_insert_front(&self->waiting, r);
-}
-
-static void batch_add(scheduler_t *self, request_t *r, uint32_t n)
-{
-    size_t slot = self->batch.n_seqs++;
-    CHECK(slot < self->config.max_num_seqs && n > 0);
-    bool last = r->n_computed + n == r->n_tokens;
-    self->entries[slot] = (batch_entry_t){.r = r, .start = r->n_computed, .n = n};
-    self->seqs[slot] = (exec_seq_t){.tokens = r->tokens,
-                                    .start = r->n_computed,
-                                    .n = n,
-                                    .blocks = r->blocks,
-                                    .n_logits = last ? 1 : 0};
-    r->batch_slot = (int32_t)slot;
-}
-
-static void finish_too_large(scheduler_t *self, request_t *r)
-{
-    char text[160];
-    snprintf(text, sizeof text,
-             "the KV cache (%u blocks of %u tokens) is too small for this request, which has grown "
-             "to %u tokens",
-             kv_cache_num_blocks(self->kv), kv_cache_block_size(self->kv), r->n_tokens);
-    finish_now(self, r, FINISH_ERROR, text);
-}
-
-/* Blocks for r up to n_positions, from requests later in order if need be. False if r itself had to
- * give way (or ended: it is alone and the pool is too small). */
-static bool make_room(scheduler_t *self, request_t *r, uint32_t n_positions)
-{
-    while (!kv_cache_grow(self->kv, r, n_positions)) {
-        request_t *victim = self->running.tail;
-        if (victim != r) {
-            preempt(self, victim);
-        } else if (self->running.n > 1) {
-            preempt(self, r);
-            return false;
-        } else {
-            finish_too_large(self, r);
-            return false;
-        }
-    }
-    return true;
-}
-
-static uint32_t schedule_running(scheduler_t *self, uint32_t budget)
-{
-    for (request_t *r = self->running.head, *next; r != NULL && budget > 0; r = next) {
-        uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
-        if (!make_room(self, r, r->n_computed + n)) {
-            break; /* r was the last one */
-        }
-        batch_add(self, r, n);
-        budget -= n;
-        next = r->next; /* only now: the ones behind r may have been preempted */
-    }
-    return budget;
-}
-
-static bool admit_request(scheduler_t *self, request_t *r, uint64_t epoch)
-{
-    if (!kv_cache_fits(self->kv, r, epoch, r->n_tokens) || !kv_cache_match(self->kv, r, epoch)) {
-        return false;
-    }
-    CHECK(kv_cache_grow(self->kv, r, r->n_tokens));
-    list_remove(&self->waiting, r);
-    list_insert(&self->running, r);
-    r->status = REQUEST_RUNNING;
-    r->kv_snapshot_due = true;
-    if (!r->started) {
-        r->started = true;
-        r->n_cached = r->n_computed;
-        self->n_started++;
-    }
-    return true;
-}
-
-static void schedule_waiting(scheduler_t *self, bool admit, uint64_t epoch, uint32_t budget)
-{
-    for (request_t *r = self->waiting.head, *next; r != NULL && budget > 0; r = next) {
-        next = r->next;
-        if (!admit && !r->started) {
-            continue;
-        }
-        if (!can_ever_fit(self, r)) {
-            finish_too_large(self, r); /* it filled the pool, and was preempted before it failed */
-            continue;
-        }
-        if (self->running.n >= self->config.max_num_seqs || !admit_request(self, r, epoch)) {
-            break; /* nobody overtakes it */
-        }
-        uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
-        batch_add(self, r, n);
-        budget -= n;
-    }
-}
-
-const exec_batch_t *scheduler_schedule(scheduler_t *self, bool admit, uint64_t epoch, uint64_t step)
-{
-    CHECK(!self->posted);
-    self->batch = (exec_batch_t){.seqs = self->seqs, .n_seqs = 0, .step = step};
-    self->epoch = epoch;
-    uint64_t preemptions = self->n_preemptions;
-    uint32_t budget = schedule_running(self, self->config.max_num_batched_tokens);
-    /* What was just preempted would come straight back and be thrown out again. */
-    if (self->n_preemptions == preemptions) {
-        schedule_waiting(self, admit, epoch, budget);
-    }
-    self->posted = self->batch.n_seqs > 0;
-    return &self->batch;
-}
-
-/* ---- applying a result ---- */
-
-/* Ids that may not come yet: eos ids and stop tokens while min_tokens is not reached. */
-static size_t banned_ids(const scheduler_t *self, const request_t *r,
-                         uint32_t out[MODEL_MAX_EOS + REQUEST_MAX_STOP_TOKENS])
-{
-    size_t n = 0;
-    if (request_n_output(r) < r->sampling.min_tokens) {
-        for (uint32_t i = 0; i < self->config.n_eos; i++) {
-            out[n++] = self->config.eos_token_ids[i];
-        }
-        for (uint32_t i = 0; i < r->sampling.n_stop_tokens; i++) {
-            out[n++] = r->sampling.stop_tokens[i];
-        }
-    }
-    return n;
-}
-
-static bool pick_token(scheduler_t *self, const request_t *r, const exec_result_t *result,
-                       size_t row, sample_t *out, lk_error_t *err)
-{
-    if (result->logits != NULL) {
-        uint32_t banned[MODEL_MAX_EOS + REQUEST_MAX_STOP_TOKENS];
-        size_t n_banned = banned_ids(self, r, banned);
-        return sampler_sample(self->sampler, r, result->logits + row * self->config.vocab_size,
-                              banned, n_banned, out, err) == LK_OK;
-    }
-    out->token = result->tokens[row];
-    out->logprob = result->logprobs[row];
-    out->rank = 1;
-    out->n_top = r->sampling.logprobs > 0 ? 1 : 0;
-    out->top_ids[0] = out->token;
-    out->top_logprobs[0] = out->logprob;
-    CHECK(out->token < self->config.vocab_size);
-    return true;
-}
-
-static finish_reason_t stop_reason(const scheduler_t *self, request_t *r)
-{
-    const sampling_params_t *p = &r->sampling;
-    uint32_t token = r->tokens[r->n_tokens - 1];
-    uint32_t index = request_n_output(r) - 1;
-    if (index >= p->min_tokens) {
-        for (uint32_t i = 0; i < self->config.n_eos && !p->ignore_eos; i++) {
-            if (token == self->config.eos_token_ids[i]) {
-                return FINISH_STOP;
-            }
-        }
-        for (uint32_t i = 0; i < p->n_stop_tokens; i++) {
-            if (token == p->stop_tokens[i]) {
-                r->stop_token = token;
-                return FINISH_STOP;
-            }
-        }
-    }
-    if (index + 1 >= p->max_tokens || r->n_tokens >= self->config.max_model_len) {
-        return FINISH_LENGTH;
-    }
-    return FINISH_NONE;
-}
-
-static void append_token(scheduler_t *self, request_t *r, const sample_t *sample)
-{
-    uint32_t index = request_n_output(r);
-    if (!request_append_weight_span(r, index, self->epoch)) {
-        finish_now(self, r, FINISH_ERROR, "the weights changed too often during this request");
-        return;
-    }
-    CHECK(r->n_tokens < r->cap_tokens);
-    r->tokens[r->n_tokens++] = sample->token;
-    bool with_logprobs = r->sampling.logprobs >= 0;
-    sched_output_t out = {
-        .request = r,
-        .first = index,
-        .n = 1,
-        .logprobs = with_logprobs ? &sample->logprob : NULL,
-        .ranks = with_logprobs ? &sample->rank : NULL,
-        .n_top = with_logprobs ? sample->n_top : 0,
-        .top_ids = sample->top_ids,
-        .top_logprobs = sample->top_logprobs,
-        .epoch = self->epoch,
-        .kv_snapshot = r->kv_snapshot_due,
-        .finish = stop_reason(self, r),
-    };
-    r->finish_reason = out.finish;
-    r->kv_snapshot_due = false;
-    self->output(self->output_ctx, &out);
-    if (out.finish != FINISH_NONE) {
-        retire(self, r, out.finish);
-    }
-}
-
-/* One live row of the step; row: of the result, if it has one. */
-static void apply(scheduler_t *self, const batch_entry_t *entry, const exec_result_t *result,
-                  size_t row)
-{
-    request_t *r = entry->r;
-    if (!kv_cache_computed(self->kv, r, entry->start, entry->start + entry->n, self->epoch)) {
-        finish_now(self, r, FINISH_ERROR, "the weights changed too often during this request");
-        return;
-    }
-    if (r->n_computed < r->n_tokens) {
-        return; /* a prefill chunk */
-    }
-    sample_t sample;
-    lk_error_t err;
-    if (!pick_token(self, r, result, row, &sample, &err)) {
-        finish_now(self, r, FINISH_ERROR, err.text);
-        return;
-    }
-    append_token(self, r, &sample);
-}
-
-void scheduler_update(scheduler_t *self, const exec_result_t *result)
-{
-    CHECK(self->posted);
-    self->posted = false;
-    size_t row = 0;
-    for (size_t i = 0; i < self->batch.n_seqs; i++) {
-        batch_entry_t *entry = &self->entries[i];
-        size_t rows = self->seqs[i].n_logits;
-        entry->r->batch_slot = -1;
-        if (entry->ended) {
-            destroy_request(self, entry->r);
-        } else {
-            CHECK(row + rows <= result->rows);
-            apply(self, entry, result, row);
-        }
-        row += rows;
-    }
-    CHECK(row == result->rows);
-    self->batch.n_seqs = 0;
-}
-
-void scheduler_cancel_step(scheduler_t *self)
-{
-    CHECK(self->posted);
-    self->posted = false;
-    for (size_t i = 0; i < self->batch.n_seqs; i++) {
-        self->entries[i].r->batch_slot = -1;
-        if (self->entries[i].ended) {
-            destroy_request(self, self->entries[i].r);
-        }
-    }
-    self->batch.n_seqs = 0;
-}
-
-void scheduler_recompute_all(scheduler_t *self)
-{
-    CHECK(!self->posted);
-    while (self->running.tail != NULL) {
-        preempt(self, self->running.tail);
-    }
-    kv_cache_reset_prefixes(self->kv);
 }
 
 /* ---- questions ---- */
