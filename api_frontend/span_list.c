@@ -47,16 +47,6 @@ void span_list_append(span_list_t *self, const char *version, uint64_t epoch, ui
     self->items[self->n++] = (span_t){copy, epoch, start, end};
 }
 
-void span_list_cut(span_list_t *self, uint64_t end)
-{
-    while (self->n > 0 && self->items[self->n - 1].start >= end) {
-        free(self->items[--self->n].version);
-    }
-    if (self->n > 0 && self->items[self->n - 1].end > end) {
-        self->items[self->n - 1].end = end;
-    }
-}
-
 bool span_lists_mix(const span_list_t *a, const span_list_t *b)
 {
     const span_list_t *lists[2] = {a, b};

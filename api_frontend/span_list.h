@@ -24,8 +24,6 @@ void span_list_clear(span_list_t *self);
 /* [start, end) follows what is there; the last span grows when version and epoch are its own. */
 void span_list_append(span_list_t *self, const char *version, uint64_t epoch, uint64_t start,
                       uint64_t end);
-/* Cuts everything from position `end` on. */
-void span_list_cut(span_list_t *self, uint64_t end);
 /* True when the list, or a and b together, hold more than one epoch. */
 bool span_lists_mix(const span_list_t *a, const span_list_t *b);
 /* [{"version":"v","epoch":1,"start":0,"end":5}] */

@@ -224,25 +224,3 @@ void digest_hex(digest_t d, char out[DIGEST_HEX_SIZE])
     }
     out[32] = '\0';
 }
-
-bool digest_parse(const char *hex, digest_t *out)
-{
-    digest_t d = {{0, 0}};
-    for (int i = 0; i < 32; i++) {
-        char c = hex[i];
-        uint64_t digit;
-        if (c >= '0' && c <= '9') {
-            digit = (uint64_t)(c - '0');
-        } else if (c >= 'a' && c <= 'f') {
-            digit = (uint64_t)(c - 'a') + 10;
-        } else {
-            return false;
-        }
-        d.lane[i / 16] = d.lane[i / 16] << 4 | digit;
-    }
-    if (hex[32] != '\0') {
-        return false;
-    }
-    *out = d;
-    return true;
-}

@@ -31,6 +31,5 @@ void digest_set_add(digest_t *set, const char *canonical_name, digest_t tensor);
 void digest_set_remove(digest_t *set, const char *canonical_name, digest_t tensor);
 bool digest_equal(digest_t a, digest_t b);
 void digest_hex(digest_t d, char out[DIGEST_HEX_SIZE]);
-bool digest_parse(const char *hex, digest_t *out);
 
 #endif

@@ -5,16 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *group_act_name(group_act_t act)
-{
-    static const char *const names[] = {
-#define X(name) #name,
-        GROUP_ACT_TABLE(X)
-#undef X
-    };
-    return (size_t)act < LK_ARRAY_LEN(names) ? names[act] : "?";
-}
-
 group_t *group_new(const group_config_t *config)
 {
     CHECK(config->size >= 1 && config->rank < config->size && config->sync_interval >= 1);
@@ -31,6 +21,9 @@ group_t *group_new(const group_config_t *config)
     if (self->done == NULL || self->streams == NULL) {
         group_destroy(&self);
         return NULL;
+    }
+    for (uint32_t f = 0; f < config->n_frontends; f++) {
+        stream_init(&self->streams[f]);
     }
     self->run = !config->lockstep;
     if (config->rank == 0) {

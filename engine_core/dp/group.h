@@ -110,7 +110,6 @@ typedef enum {
     GROUP_ACT_TABLE(X)
 #undef X
 } group_act_t;
-const char *group_act_name(group_act_t act);
 
 /* Borrowed until the next group_next_action. */
 typedef struct {

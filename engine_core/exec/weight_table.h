@@ -62,9 +62,6 @@ digest_t weight_table_digest(const weight_table_t *self);
  * the last one counts, but the two spellings of a tied embedding must agree: the one that differs
  * is LK_ERR_INVALID when it arrives, and is not stored. */
 weight_sink_t weight_table_sink(weight_table_t *self);
-/* Called inside sink.commit, for executors that keep re-packed copies. */
-void weight_table_on_commit(weight_table_t *self, lk_status_t (*fn)(void *ctx, lk_error_t *err),
-                            void *ctx);
 
 uint32_t ep_first_expert(uint32_t num_experts, uint32_t rank, uint32_t size);
 

@@ -376,11 +376,6 @@ uint32_t kv_cache_used(const kv_cache_t *self)
     return self->num_blocks - self->n_free;
 }
 
-uint32_t kv_cache_available(const kv_cache_t *self)
-{
-    return self->n_free;
-}
-
 void kv_cache_stats(const kv_cache_t *self, kv_cache_stats_t *out)
 {
     *out = self->stats;

@@ -47,7 +47,6 @@ uint32_t kv_cache_block_size(const kv_cache_t *self);
 uint32_t kv_cache_num_blocks(const kv_cache_t *self);
 /* Blocks held by requests. */
 uint32_t kv_cache_used(const kv_cache_t *self);
-uint32_t kv_cache_available(const kv_cache_t *self);
 typedef struct {
     uint64_t queries, hits; /* tokens */
     uint64_t evictions;

@@ -445,28 +445,6 @@ END_TEST
 
 /* ---- sessions ---- */
 
-static lk_status_t count_commits(void *ctx, lk_error_t *err)
-{
-    int *calls = ctx;
-    return ++*calls == 2 ? lk_error_set(err, LK_ERR_NO_MEMORY, "no memory to re-pack") : LK_OK;
-}
-
-START_TEST(commit_calls_the_executor)
-{
-    weight_table_t *table = model_fixture_load("llama_untied", LK_DTYPE_F32, 0, 1);
-    weight_sink_t sink = weight_table_sink(table);
-    lk_error_t err = LK_ERROR_INIT;
-    int calls = 0;
-    ck_ok(sink.ops->commit(sink.ctx, &err));
-    weight_table_on_commit(table, count_commits, &calls);
-    ck_ok(sink.ops->commit(sink.ctx, &err));
-    ck_assert_int_eq(calls, 1);
-    ck_assert_int_eq(sink.ops->commit(sink.ctx, &err), LK_ERR_NO_MEMORY);
-    ck_assert_str_eq(err.text, "no memory to re-pack");
-    weight_table_destroy(&table);
-}
-END_TEST
-
 /* A model sent in several calls is complete when its last tensor came, and not before. */
 START_TEST(complete_counts_every_tensor)
 {
@@ -536,7 +514,6 @@ Suite *test_suite(void)
     tcase_add_test(rest, all_offenders_are_listed);
     tcase_add_test(rest, a_wrong_length_changes_nothing);
     tcase_add_loop_test(rest, two_spellings_of_a_tied_embedding_agree_or_fail, 0, 8);
-    tcase_add_test(rest, commit_calls_the_executor);
     tcase_add_test(rest, complete_counts_every_tensor);
     tcase_add_test(rest, storage_that_cannot_be_had_is_an_error);
     suite_add_tcase(suite, rest);
