@@ -57,6 +57,10 @@ if [ "$size" != "--quick" ]; then
 fi
 if [ "$size" = "--full" ]; then
     run_suite slow "$build" --suite slow --num-processes 1
+    configure "$build-tsan" -Db_sanitize=thread -Db_lundef=false
+    TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=1 second_deadlock_stack=1"
+    export TSAN_OPTIONS
+    run_suite tsan "$build-tsan" --suite unit --suite contract --timeout-multiplier 8
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
