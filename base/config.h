@@ -24,7 +24,8 @@ typedef struct {
 
 /* Parses argv[1..argc-1]. Strings point into argv. One positional argument is the model. Both
  * "--flag value" and "--flag=value". LK_ERR_INVALID names the flag and says what is accepted. */
-LK_MUST_USE lk_status_t config_parse(int argc, char *const *argv, lk_config_t *out, lk_error_t *err);
+LK_MUST_USE lk_status_t config_parse(int argc, char *const *argv, lk_config_t *out,
+                                     lk_error_t *err);
 /* What config_parse fills in when argc is 1. */
 void config_defaults(lk_config_t *out);
 /* The table as a --help text on stdout; internal flags left out. */

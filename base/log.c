@@ -21,7 +21,8 @@ void lk_log_init(const char *who, lk_log_level_t level, lk_log_format_t format)
     logger.format = format;
 }
 
-/* Escapes for a JSON string; control characters would otherwise forge log lines in text mode too. */
+/* Escapes for a JSON string; control characters would otherwise forge log lines in text mode too.
+ */
 static size_t escape(char *out, size_t room, const char *text)
 {
     size_t n = 0;
@@ -65,9 +66,10 @@ void lk_log(lk_log_level_t level, const char *fmt, ...)
     char line[4608];
     int n;
     if (logger.format == LK_LOG_JSON) {
-        n = snprintf(line, sizeof line,
-                     "{\"time\":\"%s\",\"level\":\"%s\",\"who\":\"%s\",\"pid\":%d,\"msg\":\"%s\"}\n", when,
-                     level_names[level], logger.who, (int)getpid(), safe);
+        n = snprintf(
+            line, sizeof line,
+            "{\"time\":\"%s\",\"level\":\"%s\",\"who\":\"%s\",\"pid\":%d,\"msg\":\"%s\"}\n", when,
+            level_names[level], logger.who, (int)getpid(), safe);
     } else {
         n = snprintf(line, sizeof line, "%s %-7s [%s] %s\n", when, level_names[level], logger.who,
                      safe);

@@ -14,11 +14,11 @@
 
 typedef enum { PORT_ROUTER, PORT_DEALER, PORT_PUSH, PORT_PULL, PORT_PUB, PORT_SUB } port_kind_t;
 
-#define PORT_MAX_FRAMES   8
-#define PORT_MAX_PEER     32
-#define PORT_MAX_MESSAGE  (1ull << 30) /* bytes of one frame; enforced by the socket too */
+#define PORT_MAX_FRAMES  8
+#define PORT_MAX_PEER    32
+#define PORT_MAX_MESSAGE (1ull << 30) /* bytes of one frame; enforced by the socket too */
 
-#define PORT_MAX_IPC      107          /* characters of an ipc address behind "ipc://" */
+#define PORT_MAX_IPC 107 /* characters of an ipc address behind "ipc://" */
 
 /* A peer of a ROUTER: its identity bytes. */
 typedef struct {
@@ -42,9 +42,10 @@ typedef struct {
 } port_msg_t;
 
 typedef struct port_ops {
-    lk_status_t (*send)(lk_port_t *self, const port_peer_t *peer, const port_frame_t *frames, size_t n,
-                        lk_error_t *err);
-    /* A message with too many frames or a frame over the limit is LK_ERR_INVALID and is consumed. */
+    lk_status_t (*send)(lk_port_t *self, const port_peer_t *peer, const port_frame_t *frames,
+                        size_t n, lk_error_t *err);
+    /* A message with too many frames or a frame over the limit is LK_ERR_INVALID and is consumed.
+     */
     lk_status_t (*recv)(lk_port_t *self, port_msg_t *out, lk_error_t *err);
     void (*msg_fini)(port_msg_t *msg);
     /* A descriptor to poll for input, or -1. Readable until a recv returned INPROGRESS (and before
@@ -98,7 +99,8 @@ LK_MUST_USE lk_status_t port_check_open(const char *address, const port_peer_t *
  * in), "ipc:///path", "tcp://host:port" or "tcp://host:*". bind false connects. identity (may be
  * NULL): of a DEALER. The loop that owns the port is the only thread that touches it. */
 LK_MUST_USE lk_status_t port_zmq_open(port_kind_t kind, bool bind, const char *address,
-                                      const port_peer_t *identity, lk_port_t **out, lk_error_t *err);
+                                      const port_peer_t *identity, lk_port_t **out,
+                                      lk_error_t *err);
 /* A fresh abstract ipc address that nobody can guess: "ipc://@lockstep-<32 hex>-<what>". */
 void port_ipc_address(const char *what, char *out, size_t room);
 
@@ -106,7 +108,8 @@ void port_ipc_address(const char *what, char *out, size_t room);
 typedef struct port_mem_hub port_mem_hub_t;
 port_mem_hub_t *port_mem_hub_new(void);
 void port_mem_hub_destroy(port_mem_hub_t **self_p);
-LK_MUST_USE lk_status_t port_mem_open(port_mem_hub_t *hub, port_kind_t kind, bool bind, const char *address,
-                                      const port_peer_t *identity, lk_port_t **out, lk_error_t *err);
+LK_MUST_USE lk_status_t port_mem_open(port_mem_hub_t *hub, port_kind_t kind, bool bind,
+                                      const char *address, const port_peer_t *identity,
+                                      lk_port_t **out, lk_error_t *err);
 
 #endif

@@ -16,8 +16,8 @@ typedef struct coordinator coordinator_t;
 typedef struct {
     void *ctx;
     void (*reply)(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg); /* handshake ROUTER */
-    void (*stats)(void *ctx, const msg_t *msg);                               /* PUB to front ends */
-    void (*wave)(void *ctx, const msg_t *msg);                                /* PUB to engines */
+    void (*stats)(void *ctx, const msg_t *msg); /* PUB to front ends */
+    void (*wave)(void *ctx, const msg_t *msg);  /* PUB to engines */
 } coordinator_host_t;
 
 typedef struct {

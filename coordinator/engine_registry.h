@@ -29,7 +29,8 @@ typedef struct {
 
 typedef struct engine_registry engine_registry_t;
 
-engine_registry_t *engine_registry_new(uint32_t dp_size, uint32_t n_frontends, const char *config_hash);
+engine_registry_t *engine_registry_new(uint32_t dp_size, uint32_t n_frontends,
+                                       const char *config_hash);
 void engine_registry_destroy(engine_registry_t **self_p);
 
 /* NULL when role or rank is none of this cluster's. */
@@ -39,11 +40,11 @@ member_t *engine_registry_at(engine_registry_t *self, size_t i); /* engines firs
 
 /* Checks and records a HELLO. LK_ERR_INVALID: unknown rank, another configuration, an address too
  * long; LK_ERR_STATE: an older life, or a rank that is taken by a living process. */
-LK_MUST_USE lk_status_t engine_registry_hello(engine_registry_t *self, const msg_t *msg, uint64_t now_ns,
-                                              lk_error_t *err);
+LK_MUST_USE lk_status_t engine_registry_hello(engine_registry_t *self, const msg_t *msg,
+                                              uint64_t now_ns, lk_error_t *err);
 /* LK_ERR_STATE before INIT was sent. */
-LK_MUST_USE lk_status_t engine_registry_ready(engine_registry_t *self, const msg_t *msg, uint64_t now_ns,
-                                              lk_error_t *err);
+LK_MUST_USE lk_status_t engine_registry_ready(engine_registry_t *self, const msg_t *msg,
+                                              uint64_t now_ns, lk_error_t *err);
 /* Anything was heard of a member. True if that lifts its death. */
 bool engine_registry_heard(engine_registry_t *self, uint32_t role, uint64_t rank, uint64_t now_ns);
 /* Declares members dead that were silent for longer than limit_ns; true if any changed. */
@@ -52,7 +53,8 @@ bool engine_registry_expire(engine_registry_t *self, uint64_t now_ns, uint64_t l
 /* All members of a role have reached `state`. */
 bool engine_registry_all(const engine_registry_t *self, uint32_t role, member_state_t state);
 /* Members below `state`, as "engine 1, front end 0". */
-void engine_registry_missing(const engine_registry_t *self, member_state_t state, char *out, size_t room);
+void engine_registry_missing(const engine_registry_t *self, member_state_t state, char *out,
+                             size_t room);
 
 const char *member_role_name(uint32_t role);
 

@@ -11,7 +11,8 @@
 #define PROTO_VERSION 1u
 
 /* Appends the envelope to *envelope and the body to *body. LK_ERR_NO_MEMORY or LK_ERR_TOO_LARGE. */
-LK_MUST_USE lk_status_t msg_encode(const msg_t *msg, lk_buf_t *envelope, lk_buf_t *body, lk_error_t *err);
+LK_MUST_USE lk_status_t msg_encode(const msg_t *msg, lk_buf_t *envelope, lk_buf_t *body,
+                                   lk_error_t *err);
 
 /* Decodes two frames from outside. Every claimed length is checked against what is left, depth and
  * counts against proto/limits.h, before anything is allocated. On success the caller owns *out

@@ -25,7 +25,12 @@ static inline const char *msg_cstr(msg_str_t s)
     return s.ptr != NULL ? s.ptr : "";
 }
 
-typedef enum { MSG_ROLE_COORDINATOR, MSG_ROLE_ENGINE, MSG_ROLE_FRONTEND, MSG_ROLE_TRAINER } msg_role_t;
+typedef enum {
+    MSG_ROLE_COORDINATOR,
+    MSG_ROLE_ENGINE,
+    MSG_ROLE_FRONTEND,
+    MSG_ROLE_TRAINER
+} msg_role_t;
 typedef enum { CMD_PAUSE = 1, CMD_RESUME, CMD_CANCEL, CMD_UPDATE } cmd_kind_t;
 /* The stricter of two pauses wins: abort, then keep, then wait. */
 typedef enum { PAUSE_ABORT = 1, PAUSE_KEEP, PAUSE_WAIT } pause_mode_t;
@@ -47,22 +52,26 @@ typedef enum {
 #define GATE_DIRTY   2u
 #define GATE_ASLEEP  4u
 
-#define U64(f)     uint64_t f;
-#define I64(f)     int64_t f;
-#define F64(f)     double f;
-#define BOOL(f)    bool f;
-#define STR(f)     msg_str_t f;
-#define BIN(f)     msg_bin_t f;
-#define REC(f, r)  msg_##r##_t f;
+#define U64(f)    uint64_t f;
+#define I64(f)    int64_t f;
+#define F64(f)    double f;
+#define BOOL(f)   bool f;
+#define STR(f)    msg_str_t f;
+#define BIN(f)    msg_bin_t f;
+#define REC(f, r) msg_##r##_t f;
 #define LIST(f, r)                                                                                 \
     struct {                                                                                       \
         msg_##r##_t *items;                                                                        \
         size_t count;                                                                              \
     } f;
-#define RECORD_BEGIN(r)           typedef struct msg_##r {
-#define RECORD_END(r)             } msg_##r##_t;
+#define RECORD_BEGIN(r) typedef struct msg_##r {
+#define RECORD_END(r)                                                                              \
+    }                                                                                              \
+    msg_##r##_t;
 #define MESSAGE_BEGIN(T, r, code) typedef struct msg_##r {
-#define MESSAGE_END(T, r)         } msg_##r##_t;
+#define MESSAGE_END(T, r)                                                                          \
+    }                                                                                              \
+    msg_##r##_t;
 #include "proto/messages.def"
 #undef RECORD_BEGIN
 #undef RECORD_END
@@ -78,14 +87,14 @@ typedef enum {
 #undef LIST
 
 #define FIELD_IGNORED(...)
-#define U64    FIELD_IGNORED
-#define I64    FIELD_IGNORED
-#define F64    FIELD_IGNORED
-#define BOOL   FIELD_IGNORED
-#define STR    FIELD_IGNORED
-#define BIN    FIELD_IGNORED
-#define REC    FIELD_IGNORED
-#define LIST   FIELD_IGNORED
+#define U64  FIELD_IGNORED
+#define I64  FIELD_IGNORED
+#define F64  FIELD_IGNORED
+#define BOOL FIELD_IGNORED
+#define STR  FIELD_IGNORED
+#define BIN  FIELD_IGNORED
+#define REC  FIELD_IGNORED
+#define LIST FIELD_IGNORED
 #define RECORD_BEGIN(r)
 #define RECORD_END(r)
 #define MESSAGE_END(T, r)
@@ -98,7 +107,8 @@ typedef enum {
 /* One message of any type, with its envelope. */
 typedef struct {
     msg_type_t type;
-    /* envelope, frame 0: {magic "LK", protocol version, type, sender role, sender rank, generation, sequence} */
+    /* envelope, frame 0: {magic "LK", protocol version, type, sender role, sender rank, generation,
+     * sequence} */
     uint32_t sender_role, sender_rank;
     uint64_t generation; /* of the sender's life; newer wins */
     uint64_t sequence;   /* per sender and socket, from 1; gaps show losses */

@@ -5,7 +5,8 @@
  * checkpoint's row-major order, of mix64(mix64(index + C[l]) ^ bits), where mix64 is
  * splitmix64's finaliser (base/prng.h), C = {0x6c6f636b73746570, 0x7765696768747321} and bits are
  * those of the value as float32 (integers: the value as int64). It does not depend on packing, on
- * the order of arrival, or on whether bf16 values are stored as bf16 or float32. The value is the one stored.
+ * the order of arrival, or on whether bf16 values are stored as bf16 or float32. The value is the
+ * one stored.
  *
  * A weight set's digest is the sum over its tensors, lane by lane, of
  * mix64(mix64(XXH3_64(canonical name, seed l)) ^ lane l of the tensor's digest) (two lanes again).
@@ -23,8 +24,8 @@ typedef struct {
 
 /* Adds n elements, the first of which has index `first` in its tensor. data is in `dtype`; it is
  * rounded to `stored` (nearest even) before it is digested. */
-LK_MUST_USE lk_status_t digest_add(digest_t *acc, const void *data, lk_dtype_t dtype, lk_dtype_t stored,
-                                   uint64_t n, uint64_t first);
+LK_MUST_USE lk_status_t digest_add(digest_t *acc, const void *data, lk_dtype_t dtype,
+                                   lk_dtype_t stored, uint64_t n, uint64_t first);
 /* Adds one tensor to a set's digest. */
 void digest_set_add(digest_t *set, const char *canonical_name, digest_t tensor);
 /* Takes it out again (the sum is a group). */

@@ -18,7 +18,7 @@ typedef struct {
 /* Unpacked is one bucket per tensor. Buckets of zero bytes are kept (count > 0). Caller frees
  * *buckets with free(). */
 LK_MUST_USE lk_status_t packed_layout(const tensor_desc_t *tensors, size_t n, bool packed,
-                                      uint64_t buffer_size, packed_bucket_t **buckets, size_t *n_buckets,
-                                      lk_error_t *err);
+                                      uint64_t buffer_size, packed_bucket_t **buckets,
+                                      size_t *n_buckets, lk_error_t *err);
 
 #endif

@@ -71,7 +71,8 @@ LK_MUST_USE lk_status_t update_session_outcome(update_session_t *self, update_ve
                                                lk_error_t *err);
 
 update_state_t update_session_state(const update_session_t *self);
-/* Bytes of the open session (or of a failed one) reached the sink. Cleared by a committed finish. */
+/* Bytes of the open session (or of a failed one) reached the sink. Cleared by a committed finish.
+ */
 bool update_session_touched(const update_session_t *self);
 void update_session_progress(const update_session_t *self, wte_progress_t *out);
 size_t update_session_pollfds(const update_session_t *self, struct pollfd *fds, size_t room);

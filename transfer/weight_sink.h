@@ -2,8 +2,8 @@
  * weight_sink.h: where received tensors go. The update session and the transfer engines know this
  * interface only; the engine's weight table implements it, tests implement it over plain memory.
  *
- * Order of calls: plan -> tensor* (each planned index once, any order) -> plan ... -> commit | abandon.
- * One thread; nothing blocks.
+ * Order of calls: plan -> tensor* (each planned index once, any order) -> plan ... -> commit |
+ * abandon. One thread; nothing blocks.
  */
 #ifndef LK_TRANSFER_WEIGHT_SINK_H
 #define LK_TRANSFER_WEIGHT_SINK_H
@@ -14,7 +14,8 @@ typedef struct weight_sink_ops {
     /* Checks a complete list (names, dtypes, shapes) and changes nothing. Lists all offenders in
      * err (as many as fit, then "and N more"). */
     lk_status_t (*check)(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err);
-    /* The list that the following tensor() calls index. Copies what it needs. Replaces an older plan. */
+    /* The list that the following tensor() calls index. Copies what it needs. Replaces an older
+     * plan. */
     lk_status_t (*plan)(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err);
     /* (optional) Where tensor `index` may be received in place: contiguous, same dtype, owned by
      * this rank. NULL when it needs a staging buffer. */

@@ -26,7 +26,8 @@ typedef struct {
     uint32_t dp_rank, dp_size;
     uint32_t ranks_per_replica; /* 1 today */
     const lk_env_t *env;
-    uint64_t no_progress_ns; /* a transfer that moves nothing for so long fails with LK_ERR_TIMEOUT */
+    uint64_t
+        no_progress_ns; /* a transfer that moves nothing for so long fails with LK_ERR_TIMEOUT */
 } wte_context_t;
 
 /* One update_weights call, parsed and validated: the tensors in wire order. */
@@ -69,7 +70,8 @@ typedef struct wte_ops {
 
     void (*abort)(void *state);
     void (*progress)(const void *state, wte_progress_t *out);
-    /* Fills at most `room` descriptors worth waiting for; returns how many. 0: call test again soon. */
+    /* Fills at most `room` descriptors worth waiting for; returns how many. 0: call test again
+     * soon. */
     size_t (*pollfds)(const void *state, struct pollfd *fds, size_t room);
     void (*fini)(void *state);
 } wte_ops_t;

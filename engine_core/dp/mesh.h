@@ -22,7 +22,8 @@ LK_MUST_USE lk_status_t mesh_new(uint32_t rank, mesh_t **out, lk_error_t *err);
 void mesh_destroy(mesh_t **self_p);
 const char *mesh_address(const mesh_t *self);
 
-/* Connects to every peer: higher ranks connect to lower ones. addresses[size], own entry ignored. */
+/* Connects to every peer: higher ranks connect to lower ones. addresses[size], own entry ignored.
+ */
 LK_MUST_USE lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t size,
                                           const char *const *addresses, lk_error_t *err);
 /* INPROGRESS until every pair is connected and has exchanged hellos; errors name the rank. */

@@ -20,8 +20,8 @@ typedef struct ep_ops {
      * The buffers are borrowed until test is done. tag: (step << 16 | layer << 1 | phase), equal on
      * all ranks; a peer's exchange with another tag is LK_ERR_PEER ("out of step"). */
     lk_status_t (*post)(void *ctx, uint64_t tag, const ep_buf_t *send, lk_error_t *err);
-    /* INPROGRESS, or OK with recv[0..size-1] filled (recv[own] is empty), valid until the next post;
-     * or LK_ERR_PEER naming the rank that is gone. */
+    /* INPROGRESS, or OK with recv[0..size-1] filled (recv[own] is empty), valid until the next
+     * post; or LK_ERR_PEER naming the rank that is gone. */
     lk_status_t (*test)(void *ctx, ep_buf_t *recv, lk_error_t *err);
     /* Forgets what is posted. Idempotent. */
     void (*abort)(void *ctx);

@@ -6,8 +6,8 @@
  * A step is post / test / abort. Between post and the end of test the batch and all it points to
  * are borrowed. test does a bounded piece of work per call (a layer, say) and returns INPROGRESS
  * until the step is done, also while it waits for peers in an expert exchange, so that the engine's
- * loop can serve its sockets. A batch without sequences is a dummy step: an expert-parallel executor
- * takes part in every exchange of it, others return OK at once.
+ * loop can serve its sockets. A batch without sequences is a dummy step: an expert-parallel
+ * executor takes part in every exchange of it, others return OK at once.
  *
  * Invariance: a sequence's logits depend on its own tokens and KV only; not on its neighbours, on
  * chunking, on block numbers, or on the number of ranks (decision 16): bit-equal.
@@ -21,8 +21,9 @@
 typedef struct {
     const uint32_t *tokens; /* the request's tokens from position 0; at least start + n of them */
     uint32_t start, n;      /* positions [start, start + n) are computed and their KV written */
-    const uint32_t *blocks; /* position p lives in block blocks[p / block_size], slot p % block_size */
-    uint32_t n_logits;      /* logits are wanted for the last n_logits of the n positions */
+    const uint32_t
+        *blocks;       /* position p lives in block blocks[p / block_size], slot p % block_size */
+    uint32_t n_logits; /* logits are wanted for the last n_logits of the n positions */
 } exec_seq_t;
 
 typedef struct {
@@ -34,22 +35,22 @@ typedef struct {
 /* Rows in the order of seqs, then of positions; sum of n_logits rows. Valid until the next post. */
 typedef struct {
     size_t rows;
-    const float *logits;      /* [rows, vocab_size]; NULL for executors that pick tokens themselves */
-    const uint32_t *tokens;   /* [rows], only when logits is NULL */
-    const float *logprobs;    /* [rows], only when logits is NULL */
+    const float *logits;    /* [rows, vocab_size]; NULL for executors that pick tokens themselves */
+    const uint32_t *tokens; /* [rows], only when logits is NULL */
+    const float *logprobs;  /* [rows], only when logits is NULL */
 } exec_result_t;
 
 typedef struct {
     const char *model_dir;
     const model_config_t *model;
-    lk_dtype_t dtype;        /* F32 or BF16: storage and KV; F32 arithmetic accumulates in float32 */
-    bool load_dummy;         /* --load-format dummy */
+    lk_dtype_t dtype; /* F32 or BF16: storage and KV; F32 arithmetic accumulates in float32 */
+    bool load_dummy;  /* --load-format dummy */
     uint64_t dummy_seed;
-    uint32_t block_size;     /* positions per KV block */
+    uint32_t block_size; /* positions per KV block */
     uint32_t num_blocks;
     uint32_t max_seqs, max_tokens; /* upper bounds of one batch: sequences, positions */
     uint32_t threads;
-    ep_t ep;                 /* ep_local() for dense models and single ranks */
+    ep_t ep; /* ep_local() for dense models and single ranks */
 } executor_config_t;
 
 typedef struct executor executor_t;
