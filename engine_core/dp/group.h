@@ -35,8 +35,8 @@
  * - A rank that drains while nothing steps (a gate is closed, or the mode is independent) has news
  *   when its last started request ends.
  *
- * One local addition: a PAUSE(abort) ends no request of a rank that has received its CANCEL by then,
- * since its caller was told that it was rolled back.
+ * One local addition: a PAUSE(abort) ends no request of a rank that has received its CANCEL by
+ * then, since its caller was told that it was rolled back.
  *
  * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
  * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;
