@@ -82,6 +82,11 @@ START_TEST(killed_launcher_takes_a_busy_engine_along)
         cluster_call_async(&c, "POST", "/v1/completions",
                            "{\"prompt\":[9],\"max_tokens\":7000000,\"ignore_eos\":true}");
     wait_for(is_running, &c, 30, "the request runs");
+    pid_t frontend;
+    ck_assert_uint_eq(cluster_pids(&c, "lockstep-api", &frontend, 1), 1);
+    kill(c.launcher,
+         SIGSTOP); /* it cannot stop the engine, nor can the front end end the request */
+    kill(frontend, SIGKILL);
     kill(c.launcher, SIGKILL);
     ck_assert_int_eq(cluster_wait_gone(&c, 20), 128 + SIGKILL);
     int status;
