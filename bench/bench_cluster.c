@@ -5,7 +5,7 @@
  * on the CPU, each with 1 and 2 DP ranks. In the same run: a bare ping-pong over the kinds of
  * socket that lie under it.
  *
- *   bench_cluster [null|cpu] [RANKS]      default: all four
+ *   bench_cluster [null|cpu] [RANKS] [flags for serve]      default: all four
  */
 #include "base/check.h"
 #include "base/env.h"
@@ -39,6 +39,7 @@
 #define MAX_GAP       (20 * LK_MS_NS) /* between a resume and the next pause, at random below this */
 #define HIDDEN        128             /* a model of about 1 MB */
 #define MAX_POSITIONS 8192
+#define MAX_ARGV      64
 
 typedef struct {
     pid_t cluster, load;
@@ -49,6 +50,7 @@ typedef struct {
 
 static char dir[] = "/tmp/lockstep-bench-XXXXXX";
 static char model_dir[64], tool[PATH_MAX];
+static char **more_flags; /* of the command line; NULL: none */
 static bench_t bench;
 static model_config_t model;
 
@@ -227,23 +229,27 @@ static void start_cluster(const char *device, uint32_t ranks)
     char n[16], line[512] = "", positions[16];
     snprintf(n, sizeof n, "%u", ranks);
     snprintf(positions, sizeof positions, "%d", MAX_POSITIONS);
-    const char *argv[] = {"lockstep-tool",
-                          "serve",
-                          model_dir,
-                          "--port",
-                          "0",
-                          "--device",
-                          device,
-                          "--data-parallel-size",
-                          n,
-                          "--enable-expert-parallel",
-                          "--dtype",
-                          "float32",
-                          "--max-model-len",
-                          positions,
-                          "--weight-transfer-config",
-                          "{\"backend\":\"tcp\"}",
-                          NULL};
+    const char *argv[MAX_ARGV] = {"lockstep-tool",
+                                  "serve",
+                                  model_dir,
+                                  "--port",
+                                  "0",
+                                  "--device",
+                                  device,
+                                  "--data-parallel-size",
+                                  n,
+                                  "--enable-expert-parallel",
+                                  "--dtype",
+                                  "float32",
+                                  "--max-model-len",
+                                  positions,
+                                  "--weight-transfer-config",
+                                  "{\"backend\":\"tcp\"}"};
+    size_t n_args = 16;
+    for (char **extra = more_flags; extra != NULL && *extra != NULL; extra++) {
+        CHECKF(n_args + 1 < MAX_ARGV, "more than %d arguments", MAX_ARGV);
+        argv[n_args++] = *extra;
+    }
     int out;
     bench.ranks = ranks;
     bench.cluster = start_tool(argv, &out);
@@ -500,6 +506,7 @@ int main(int argc, char **argv)
     static const char *const devices[] = {"null", "cpu"};
     const char *device = argc > 1 ? argv[1] : NULL;
     uint32_t only = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
+    more_flags = argc > 3 ? argv + 3 : NULL;
     char self[PATH_MAX] = "";
     if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0 || mkdtemp(dir) == NULL) {
         perror("bench_cluster");
