@@ -53,14 +53,19 @@ if [ "$size" != "--quick" ]; then
     # filled with a pattern, so that what is read before it is written shows
     configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false \
         -Dc_args=-ftrivial-auto-var-init=pattern
+    export CK_TIMEOUT_MULTIPLIER=5
     run_suite asan "$build-asan" --suite unit --suite contract --timeout-multiplier 4
 fi
 if [ "$size" = "--full" ]; then
     run_suite slow "$build" --suite slow --num-processes 1
     configure "$build-tsan" -Db_sanitize=thread -Db_lundef=false
     TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=1 second_deadlock_stack=1"
-    export TSAN_OPTIONS
-    run_suite tsan "$build-tsan" --suite unit --suite contract --timeout-multiplier 8
+    CK_TIMEOUT_MULTIPLIER=10
+    export TSAN_OPTIONS CK_TIMEOUT_MULTIPLIER
+    # what has threads; docs/SANITIZERS.md
+    run_suite tsan "$build-tsan" --timeout-multiplier 10 port_zmq contract_port coordinator_io \
+        loop mesh api_http contract_executor cpuexec_fixtures cpuexec_invariance cpuexec_ep \
+        contract_weight_transfer_engine
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -81,7 +81,7 @@ static void check_undisturbed(void)
     for (size_t i = 0; i < n_pids; i++) {
         ck_assert_int_eq(still[i], pids[i]);
     }
-#if !defined(__SANITIZE_ADDRESS__)
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     pid_t api;
     ck_assert_uint_eq(cluster_pids(c, "lockstep-api", &api, 1), 1);
     uint64_t peak = resident(api, "VmHWM:");

@@ -104,6 +104,7 @@ START_TEST(test_other_users_are_refused)
 }
 END_TEST
 
+#ifndef __SANITIZE_THREAD__ /* which can't follow threads that start after a fork */
 /* A child that inherited ports opens its own context, and may drop what it inherited. */
 START_TEST(test_fork)
 {
@@ -138,6 +139,7 @@ START_TEST(test_fork)
     port_destroy(&router);
 }
 END_TEST
+#endif
 
 START_TEST(test_addresses)
 {
@@ -164,7 +166,9 @@ Suite *test_suite(void)
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_too_many_frames);
     tcase_add_test(tc, test_other_users_are_refused);
+#ifndef __SANITIZE_THREAD__
     tcase_add_test(tc, test_fork);
+#endif
     tcase_add_test(tc, test_addresses);
     suite_add_tcase(suite, tc);
     return suite;
