@@ -21,9 +21,16 @@ lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec,
 
 static void update_done(engine_core_t *self, const lk_error_t *result)
 {
+    bool carried_out = self->updating; /* else the progress is an older call's */
     self->updating = false;
     self->update_seconds = (double)(engine_now(self) - self->update_since_ns) / LK_SECOND_NS;
     update_session_progress(self->session, &self->update_last);
+    if (self->update_verb == UPDATE_VERB_UPDATE && carried_out) {
+        *(result->status < 0 ? &self->updates_failed : &self->updates) += 1;
+        self->update_tensors += self->update_last.tensors_done;
+        self->update_bytes += self->update_last.bytes_done;
+        self->update_ns += engine_now(self) - self->update_since_ns;
+    }
     if (result->status < 0) {
         LK_WARN("engine %u: %s failed: %s", self->config.rank, update_verb_name(self->update_verb),
                 result->text);

@@ -182,6 +182,7 @@ static bool post_vote(engine_core_t *self, const group_view_t *view)
     uint64_t round = group_round(self->group);
     group_vote(self->group, view, engine_now(self), self->vec);
     engine_start_watch(self, &self->vote_watch);
+    self->votes++;
     if (ar->ops->post(ar->ctx, round, self->vec, group_vector_len(self->group), &err) < 0) {
         engine_core_peer_lost(self, &err);
     }
@@ -316,6 +317,7 @@ bool engine_core_step(engine_core_t *self)
     /* 4. tokens and errors to the front ends, one message each */
     engine_flush(self);
     /* 5. what the coordinator and the operator should know */
+    engine_note_pause(self);
     if (!self->failed) {
         engine_report_if_due(self);
         engine_check_watches(self);

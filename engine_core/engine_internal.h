@@ -62,6 +62,10 @@ struct engine_core {
     uint64_t heartbeat_ns;  /* when HEARTBEAT went out last */
     bool report_pending;    /* something else is true by now */
     uint64_t prompt_tokens, generation_tokens;
+    uint64_t votes;
+    uint64_t pauses, paused_since_ns, paused_ns, last_pause_ns; /* of closed windows */
+    bool was_paused;
+    uint64_t updates, updates_failed, update_tensors, update_bytes, update_ns;
     lk_buf_t text; /* scratch for JSON */
 };
 
@@ -91,6 +95,8 @@ void engine_on_abort(engine_core_t *self, uint32_t frontend, const msg_abort_t *
 void engine_on_utility(engine_core_t *self, uint32_t frontend, const msg_utility_t *utility);
 
 /* engine_reports.c */
+/* Notes when a pause takes force or ends; after whatever may change that. */
+void engine_note_pause(engine_core_t *self);
 bool engine_report_if_due(engine_core_t *self);
 /* Bodies of DONE and UTILITY_REPLY; valid until the next one. */
 msg_str_t engine_done_body(engine_core_t *self, const group_action_t *done);

@@ -6,6 +6,28 @@
 
 /* ---- load ---- */
 
+void engine_note_pause(engine_core_t *self)
+{
+    bool paused = pause_is_paused(group_pause(self->group));
+    if (paused == self->was_paused) {
+        return;
+    }
+    self->was_paused = paused;
+    uint64_t now = engine_now(self);
+    if (paused) {
+        self->pauses++;
+        self->paused_since_ns = now;
+    } else {
+        self->last_pause_ns = now - self->paused_since_ns;
+        self->paused_ns += self->last_pause_ns;
+    }
+}
+
+static uint64_t open_pause_ns(const engine_core_t *self)
+{
+    return self->was_paused ? engine_now(self) - self->paused_since_ns : 0;
+}
+
 static msg_load_t load_of(const engine_core_t *self)
 {
     const weight_state_t *weights = group_weights(self->group);
@@ -29,7 +51,19 @@ static msg_load_t load_of(const engine_core_t *self)
                         .prefix_hits = kv.hits,
                         .preemptions = scheduler_num_preemptions(self->scheduler),
                         .prompt_tokens = self->prompt_tokens,
-                        .generation_tokens = self->generation_tokens};
+                        .generation_tokens = self->generation_tokens,
+                        .votes = self->votes,
+                        .pauses = self->pauses,
+                        .paused_ns = self->paused_ns + open_pause_ns(self),
+                        .last_pause_ns =
+                            self->was_paused ? open_pause_ns(self) : self->last_pause_ns,
+                        .updates = self->updates,
+                        .updates_failed = self->updates_failed,
+                        .update_tensors = self->update_tensors,
+                        .update_bytes = self->update_bytes,
+                        .update_ns = self->update_ns,
+                        .kv_blocks = kv_cache_num_blocks(self->kv),
+                        .block_size = kv_cache_block_size(self->kv)};
 }
 
 static uint64_t load_hash(const msg_load_t *load)
@@ -46,6 +80,8 @@ static uint64_t load_hash(const msg_load_t *load)
                         load->round,
                         load->preemptions,
                         load->generation_tokens,
+                        load->updates,
+                        load->updates_failed,
                         (uint64_t)(load->kv_usage * 1e6)};
     return lk_hash64(load->weight_version.ptr, load->weight_version.len,
                      lk_hash64(words, sizeof words, 1));
@@ -229,6 +265,15 @@ msg_str_t engine_status_body(engine_core_t *self)
                   (unsigned long long)load.prefix_hits, (unsigned long long)load.prompt_tokens,
                   (unsigned long long)load.generation_tokens, (unsigned long long)load.gates,
                   (unsigned long long)load.weight_epoch);
+    lk_buf_printf(&self->text,
+                  ", \"votes\": %llu, \"pauses\": %llu, \"paused_ns\": %llu, "
+                  "\"last_pause_ns\": %llu, \"updates\": %llu, \"updates_failed\": %llu, "
+                  "\"update_tensors\": %llu, \"update_bytes\": %llu, \"update_ns\": %llu",
+                  (unsigned long long)load.votes, (unsigned long long)load.pauses,
+                  (unsigned long long)load.paused_ns, (unsigned long long)load.last_pause_ns,
+                  (unsigned long long)load.updates, (unsigned long long)load.updates_failed,
+                  (unsigned long long)load.update_tensors, (unsigned long long)load.update_bytes,
+                  (unsigned long long)load.update_ns);
     add_text(self, "weight_version", group_weights(self->group)->version);
     lk_buf_str(&self->text, "}");
     return finish_text(self);

@@ -729,6 +729,45 @@ START_TEST(test_utilities)
 }
 END_TEST
 
+/* What /metrics shows of pauses, votes and transfers. */
+START_TEST(test_reported_figures)
+{
+    cc_t *cc = new_cluster(_i, "figures");
+    ck_ok(cc_init_transfer(cc));
+    add_everywhere(cc, 6, 40);
+    run_until(cc, 0, 5);
+    ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+    cc_advance(cc, 3 * LK_SECOND_NS);
+    cc_settle(cc);
+    for (uint32_t r = 0; r < cc->config.n_ranks; r++) { /* an open window counts */
+        ck_assert_uint_eq(cc->load[r].pauses, 1);
+        ck_assert_uint_ge(cc->load[r].paused_ns, 2 * LK_SECOND_NS); /* as of the last report */
+        ck_assert_uint_eq(cc->load[r].last_pause_ns, cc->load[r].paused_ns);
+    }
+    ck_ok(cc_session(cc, "a"));
+    ck_ok(cc_do(cc, CMD_RESUME, 0, false, NULL));
+    ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+    ck_ok(cc_do(cc, CMD_RESUME, 0, false, NULL));
+    expect_all_length(cc);
+    cc_advance(cc, 2 * LK_SECOND_NS); /* the newest report is out */
+    cc_settle(cc);
+    for (uint32_t r = 0; r < cc->config.n_ranks; r++) {
+        const msg_load_t *l = &cc->load[r];
+        ck_assert_uint_eq(l->pauses, 2);
+        ck_assert_uint_lt(l->last_pause_ns, l->paused_ns);
+        ck_assert_uint_ge(l->paused_ns, 3 * LK_SECOND_NS);
+        ck_assert_uint_eq(l->votes, l->round); /* every round has the votes of all */
+        ck_assert_uint_eq(l->updates, 1);
+        ck_assert_uint_eq(l->updates_failed, 0);
+        ck_assert_uint_eq(l->update_tensors, cc->n_tensors);
+        ck_assert_uint_gt(l->update_bytes, 4 * cc->n_tensors);
+        ck_assert_uint_eq(l->kv_blocks, 128);
+        ck_assert_uint_gt(l->block_size, 0);
+    }
+    cc_destroy(&cc);
+}
+END_TEST
+
 START_TEST(test_drain)
 {
     cc_t *cc = new_cluster(_i, "drain");
@@ -848,6 +887,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_paused_admission_reject);
     tcase_add_loop_test(tc, test_frontend_restart, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_utilities, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_reported_figures, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_drain, 0, N_LAYOUTS);
     suite_add_tcase(s, tc);
     TCase *random = tcase_create("random");
