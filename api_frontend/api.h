@@ -8,6 +8,7 @@
 #include "api_frontend/api_call.h"
 #include "api_frontend/completion_params.h"
 #include "api_frontend/engine_client.h"
+#include "api_frontend/metrics.h"
 #include "api_frontend/reply_cache.h"
 #include "base/config.h"
 
@@ -40,6 +41,7 @@ struct api {
     reply_cache_t *cache;
     struct completion *completions; /* live ones */
     size_t n_completions;
+    metrics_t metrics;
 };
 
 /* All are borrowed and outlive it. */

@@ -19,7 +19,7 @@ struct reply_cache_entry;
 
 /* The transport's side. */
 typedef struct {
-    /* A whole reply, JSON. */
+    /* A whole reply, of call->content_type. */
     void (*reply)(api_call_t *call, int http_status, const char *body, size_t len);
     /* NULL where there are no streams. data is false when the client does not read: the handler
      * then gives up with api_call_discard. */
@@ -40,10 +40,11 @@ struct api_call {
     json_t *query;             /* object of strings or NULL; owned */
     char key[API_KEY_MAX + 1]; /* bearer token, or admin_key; "" without */
     char idempotency_key[128];
-    char request_id[64]; /* X-Request-Id; "" without */
-    int64_t rank;        /* X-data-parallel-rank; -1 without */
-    uint64_t session;    /* router_session of X-Session-ID; 0 without */
-    int64_t unix_time;   /* seconds, at arrival */
+    char request_id[64];      /* X-Request-Id; "" without */
+    int64_t rank;             /* X-data-parallel-rank; -1 without */
+    uint64_t session;         /* router_session of X-Session-ID; 0 without */
+    int64_t unix_time;        /* seconds, at arrival */
+    const char *content_type; /* of a whole reply, static; NULL: JSON */
     /* the handler's */
     void *state;
     void (*on_gone)(api_call_t *call); /* the client left; NULL: the call goes on without it */

@@ -60,6 +60,8 @@ void choice_fini(choice_t *self);
 LK_MUST_USE lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err);
 /* Ends it from this side: its held-back text becomes final. */
 void choice_end(choice_t *self, finish_reason_t finish);
+/* "stop", "length"...; "" while it goes on. */
+const char *choice_finish_name(finish_reason_t finish);
 /* Something to write: tokens, text, or the end. */
 bool choice_has_news(const choice_t *self);
 /* The choice as a JSON object, in the shape of params->kind (choice_json.c). */

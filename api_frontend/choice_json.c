@@ -159,18 +159,24 @@ static void put_content(const choice_t *self, lk_buf_t *out)
 
 /* ---- both ---- */
 
-static void put_finish(const choice_t *self, lk_buf_t *out)
+const char *choice_finish_name(finish_reason_t finish)
 {
     static const char *const names[] = {
 #define X(name, value, text) [value] = text,
         FINISH_REASON_TABLE(X)
 #undef X
     };
+    return names[finish];
+}
+
+static void put_finish(const choice_t *self, lk_buf_t *out)
+{
     if (self->finish == FINISH_NONE) {
         lk_buf_str(out, ",\"finish_reason\":null,\"stop_reason\":null");
         return;
     }
-    lk_buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", names[self->finish]);
+    lk_buf_printf(out,
+                  ",\"finish_reason\":\"%s\",\"stop_reason\":", choice_finish_name(self->finish));
     if (self->stop_string >= 0) {
         const char *stop = self->params->stops[self->stop_string];
         lk_buf_json_str(out, stop, strlen(stop));

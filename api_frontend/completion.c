@@ -13,7 +13,9 @@ typedef struct {
     completion_t *owner;
     choice_t choice;
     uint64_t handle;
-    bool open; /* the engine works on it */
+    uint64_t last_token_ns; /* 0: no token yet */
+    bool open;              /* the engine works on it */
+    bool counted;           /* its end is in the metrics */
 } slot_t;
 
 struct completion {
@@ -23,11 +25,58 @@ struct completion {
     completion_params_t params;
     char id[160];
     const char *bare_id; /* in id, behind the prefix */
+    bool added;          /* an engine got one of its requests */
     bool begun;          /* bytes of the stream are out */
-    uint64_t last_data_ns;
+    uint64_t started_ns, last_data_ns;
     size_t n_slots, n_unfinished;
     slot_t slots[];
 };
+
+/* ---- figures ---- */
+
+static void count_tokens(completion_t *self, slot_t *slot, size_t n)
+{
+    metrics_t *metrics = &self->api->metrics;
+    uint64_t now = lk_env_now_ns(self->api->env);
+    if (n == 0) {
+        return;
+    }
+    if (slot->last_token_ns == 0) {
+        metrics_observe_ns(metrics, METRICS_time_to_first_token_seconds, now - self->started_ns, 1);
+    } else {
+        metrics_observe_ns(metrics, METRICS_inter_token_latency_seconds,
+                           (now - slot->last_token_ns) / n, n);
+    }
+    slot->last_token_ns = now;
+}
+
+static void count_end(completion_t *self, slot_t *slot, finish_reason_t finish)
+{
+    slot->counted = true;
+    metrics_t *metrics = &self->api->metrics;
+    const choice_t *c = &slot->choice;
+    uint64_t took = lk_env_now_ns(self->api->env) - self->started_ns;
+    metrics->finished[finish]++;
+    metrics_observe_ns(metrics, METRICS_e2e_request_latency_seconds, took, 1);
+    metrics_observe(metrics, METRICS_request_prompt_tokens, (double)c->prompt->n, 1);
+    metrics_observe(metrics, METRICS_request_generation_tokens, (double)c->n_output, 1);
+    LK_DEBUG("%s: choice %" PRIu32 " ended (%s) with %" PRIu64 " tokens after %.3f s", self->id,
+             c->index, choice_finish_name(finish), c->n_output, (double)took * 1e-9);
+}
+
+/* The call ends with an error, or without an answer. */
+static void count_rest(completion_t *self, finish_reason_t finish)
+{
+    if (!self->added) {
+        self->api->metrics.refused++;
+        return;
+    }
+    for (size_t i = 0; i < self->n_slots; i++) {
+        if (!self->slots[i].counted) {
+            count_end(self, &self->slots[i], finish);
+        }
+    }
+}
 
 static void destroy(completion_t *self)
 {
@@ -50,6 +99,7 @@ static void destroy(completion_t *self)
 void completion_discard(completion_t *self)
 {
     api_call_t *call = self->call;
+    count_rest(self, FINISH_ABORT);
     destroy(self);
     api_call_discard(call);
 }
@@ -171,6 +221,8 @@ static void finish_whole(completion_t *self)
 /* One answer, or an error event where the status line is already out. */
 static void fail(completion_t *self, int http_status, const char *param, const char *text)
 {
+    LK_INFO("%s: failed with %d: %s", self->id, http_status, text);
+    count_rest(self, FINISH_ERROR);
     if (!self->begun) {
         api_call_t *call = self->call;
         char name[64];
@@ -246,7 +298,11 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
         fail(self, lk_status_http(status), NULL, err.text);
         return;
     }
+    count_tokens(self, slot, out->token_ids.len / sizeof(uint32_t));
     bool ended = slot->choice.finish != FINISH_NONE;
+    if (ended) {
+        count_end(self, slot, slot->choice.finish);
+    }
     if (ended && slot->open) { /* a stop string */
         engine_client_abort(self->api->client, slot->handle);
         slot->open = false;
@@ -272,6 +328,7 @@ static size_t abort_choices(completion_t *self)
         engine_client_abort(self->api->client, slot->handle);
         slot->open = false;
         choice_end(&slot->choice, FINISH_ABORT);
+        count_end(self, slot, FINISH_ABORT);
         self->n_unfinished--;
         n++;
         if (!emit(self, slot)) {
@@ -348,7 +405,7 @@ static void add_choices(completion_t *self, const completion_limits_t *limits)
                  status == LK_ERR_INVALID ? "X-data-parallel-rank" : NULL, err.text);
             return;
         }
-        slot->open = true;
+        slot->open = self->added = true;
     }
 }
 
@@ -380,7 +437,7 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
     self->call = call;
     self->params = *params;
     self->n_slots = self->n_unfinished = n;
-    self->last_data_ns = lk_env_now_ns(api->env);
+    self->started_ns = self->last_data_ns = lk_env_now_ns(api->env);
     make_id(self);
     self->next = api->completions;
     if (self->next != NULL) {
@@ -396,6 +453,7 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
 static void start(api_t *api, api_call_t *call, completion_kind_t kind)
 {
     if (api->draining) {
+        api->metrics.refused++;
         api_call_error(call, 503, NULL, "the server is shutting down");
         return;
     }
@@ -406,6 +464,7 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
     lk_error_t err = LK_ERROR_INIT;
     lk_status_t status = completion_params_parse(kind, call->body, &limits, &params, &param, &err);
     if (status != LK_OK) {
+        api->metrics.refused++;
         api_call_fail(call, status, param, err.text);
         return;
     }
@@ -430,6 +489,11 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
             return;
         }
     }
+    LK_DEBUG("%s: %zu prompts, the first of %zu tokens, n %" PRIu64 ", max_tokens %" PRIu64
+             ", rank %" PRId64 "%s%s",
+             self->id, self->params.n_prompts, self->params.prompts[0].n, self->params.n,
+             completion_params_max_tokens(&self->params, 0, &limits), call->rank,
+             call->session != 0 ? ", of a session" : "", self->params.stream ? ", stream" : "");
     add_choices(self, &limits);
 }
 

@@ -21,6 +21,9 @@ typedef struct {
     entry_t *head; /* open requests */
     char *dead;    /* why, or NULL */
     bool named;    /* scratch of on_stats */
+    bool reported;
+    msg_load_t load; /* newest report; its weight_version is: */
+    char version[320];
 } rank_t;
 
 struct engine_client {
@@ -323,6 +326,24 @@ const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank
     return rank < self->config.n_ranks ? self->ranks[rank].dead : NULL;
 }
 
+static void keep_load(engine_client_t *self, const msg_load_t *load)
+{
+    if (load->rank >= self->config.n_ranks) {
+        return;
+    }
+    rank_t *r = &self->ranks[load->rank];
+    r->reported = true;
+    r->load = *load;
+    snprintf(r->version, sizeof r->version, "%s", msg_cstr(load->weight_version));
+    r->load.weight_version = msg_str(r->version);
+}
+
+const msg_load_t *engine_client_load(const engine_client_t *self, uint32_t rank)
+{
+    bool known = rank < self->config.n_ranks && self->ranks[rank].reported;
+    return known ? &self->ranks[rank].load : NULL;
+}
+
 static void on_stats(engine_client_t *self, const msg_stats_t *stats)
 {
     engine_client_info_t *info = &self->info;
@@ -347,6 +368,7 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     for (size_t i = 0; i < stats->loads.count; i++) {
         const msg_load_t *l = &stats->loads.items[i];
         info->gates |= l->gates;
+        keep_load(self, l);
         router_report(&self->router, l->rank, l->waiting, l->running, l->kv_usage);
     }
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {

@@ -132,6 +132,8 @@ typedef struct {
 } engine_client_info_t;
 
 void engine_client_info(const engine_client_t *self, engine_client_info_t *out);
+/* The rank's newest report, or NULL when there is none yet. Valid until the next message. */
+const msg_load_t *engine_client_load(const engine_client_t *self, uint32_t rank);
 /* Why the rank is dead, or NULL. Valid until the next call. */
 const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank);
 

@@ -78,11 +78,12 @@ static void on_complete(struct evhttp_request *req, void *ctx)
     }
 }
 
-static void send_json(struct evhttp_request *req, int status, const char *body, size_t len)
+static void send_body(struct evhttp_request *req, int status, const char *type, const char *body,
+                      size_t len)
 {
     char length[32];
     snprintf(length, sizeof length, "%zu", len);
-    add_header(req, "Content-Type", "application/json");
+    add_header(req, "Content-Type", type != NULL ? type : "application/json");
     add_header(req, "Content-Length", length);
     struct evbuffer *buf = evbuffer_new();
     CHECKF(buf != NULL && evbuffer_add(buf, body, len) == 0, "out of memory");
@@ -105,7 +106,7 @@ static void reply(api_call_t *call, int http_status, const char *body, size_t le
     }
     struct evhttp_request *req = hc->req;
     hc->req = NULL;
-    send_json(req, http_status, body, len);
+    send_body(req, http_status, call->content_type, body, len);
 }
 
 static void stream_begin(api_call_t *call)
@@ -213,7 +214,7 @@ static void refuse(struct evhttp_request *req, int status, const char *param, co
     if (evhttp_request_get_command(req) != EVHTTP_REQ_HEAD) {
         api_error_json(&out, status, param, message);
     }
-    send_json(req, status, lk_buf_cstr(&out), out.len);
+    send_body(req, status, NULL, lk_buf_cstr(&out), out.len);
     lk_buf_fini(&out);
 }
 

@@ -78,6 +78,27 @@ void api_handle_version(api_t *api, api_call_t *call)
     api_call_ok(call, json_pack("{s:s}", "version", LOCKSTEP_VERSION));
 }
 
+/* From what is known here: it answers whatever the engines are doing. */
+void api_handle_metrics(api_t *api, api_call_t *call)
+{
+    const lk_config_t *c = api->config;
+    metrics_source_t source = {.model = api->model,
+                               .frontend = (uint32_t)c->frontend_index,
+                               .open_completions = api->n_completions,
+                               .client = api->client,
+                               .prefix_caching = c->enable_prefix_caching};
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    metrics_write(&api->metrics, &source, &out);
+    if (out.failed) {
+        api_call_error(call, 500, NULL, "out of memory");
+    } else {
+        call->content_type = "text/plain; version=0.0.4; charset=utf-8";
+        api_call_reply(call, 200, lk_buf_cstr(&out), out.len);
+    }
+    lk_buf_fini(&out);
+}
+
 #define STATUS_TIMEOUT_NS (2 * LK_SECOND_NS) /* engines in a transfer may be slow to answer */
 
 /* What each engine says of itself; one that doesn't answer says why. */

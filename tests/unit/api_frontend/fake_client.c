@@ -30,6 +30,9 @@ static void reply(api_call_t *call, int http_status, const char *body, size_t le
     CHECK(c->status == 0);
     c->status = http_status;
     add(c, body, len);
+    if (call->content_type != NULL) {
+        return; /* no JSON */
+    }
     c->json = json_loads(c->text, 0, NULL);
     CHECKF(c->json != NULL, "not JSON: %s", c->text);
 }
