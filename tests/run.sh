@@ -36,6 +36,7 @@ run_suite() {
     f=${counts#* }
     passed=$((passed + p))
     failed=$((failed + f))
+    grep -h '# SKIP' "$log" | sort -u | sed 's/^/skipped: /'
     echo "$label: $p passed, $f failed, $(($(date +%s) - start)) s"
 }
 
