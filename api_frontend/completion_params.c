@@ -1,4 +1,4 @@
-#include "api_frontend/completion_params.h"
+#include "api_frontend/completion_parse.h"
 #include "base/check.h"
 
 #include <inttypes.h>
@@ -6,28 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    completion_kind_t kind;
-    const json_t *body;
-    const json_t *from; /* the object that get() reads: body, or its sampling_params */
-    const char *prompt; /* "prompt" or "token_ids" */
-    const completion_limits_t *limits;
-    completion_params_t *out;
-    const char **param;
-    lk_error_t *err;
-} parse_t;
-
-#define REFUSE(p, name, ...)                                                                       \
-    (*(p)->param = (name), lk_error_set((p)->err, LK_ERR_INVALID, __VA_ARGS__))
-
-/* The field, or NULL when it is absent or null. */
-static const json_t *get(const parse_t *p, const char *name)
+const json_t *completion_get(const completion_parse_t *p, const char *name)
 {
     const json_t *value = json_object_get(p->from, name);
     return json_is_null(value) ? NULL : value;
 }
 
-static const char *kind_name(const json_t *value)
+const char *completion_kind_name(const json_t *value)
 {
     static const char *const names[] = {"an object",     "an array", "a string", "an integer",
                                         "a real number", "true",     "false",    "null"};
@@ -64,14 +49,15 @@ static const char *kind_name(const json_t *value)
     X(return_seed, return_seed, false)                                                             \
     X(add_special_tokens, add_special_tokens, true)
 
-static lk_status_t parse_real(parse_t *p, const char *name, double least, double most, double *out)
+static lk_status_t parse_real(completion_parse_t *p, const char *name, double least, double most,
+                              double *out)
 {
-    const json_t *value = get(p, name);
+    const json_t *value = completion_get(p, name);
     if (value == NULL) {
         return LK_OK;
     }
     if (!json_is_number(value)) {
-        return REFUSE(p, name, "%s must be a number, not %s", name, kind_name(value));
+        return REFUSE(p, name, "%s must be a number, not %s", name, completion_kind_name(value));
     }
     double x = json_number_value(value);
     if (!(x >= least && x <= most)) {
@@ -81,15 +67,15 @@ static lk_status_t parse_real(parse_t *p, const char *name, double least, double
     return LK_OK;
 }
 
-static lk_status_t parse_integer(parse_t *p, const char *name, int64_t least, int64_t most,
-                                 int64_t *out)
+static lk_status_t parse_integer(completion_parse_t *p, const char *name, int64_t least,
+                                 int64_t most, int64_t *out)
 {
-    const json_t *value = get(p, name);
+    const json_t *value = completion_get(p, name);
     if (value == NULL) {
         return LK_OK;
     }
     if (!json_is_integer(value)) {
-        return REFUSE(p, name, "%s must be an integer, not %s", name, kind_name(value));
+        return REFUSE(p, name, "%s must be an integer, not %s", name, completion_kind_name(value));
     }
     int64_t x = json_integer_value(value);
     if (x < least || x > most) {
@@ -100,12 +86,13 @@ static lk_status_t parse_integer(parse_t *p, const char *name, int64_t least, in
     return LK_OK;
 }
 
-static lk_status_t parse_flag(parse_t *p, const char *name, bool *out)
+static lk_status_t parse_flag(completion_parse_t *p, const char *name, bool *out)
 {
-    const json_t *value = get(p, name);
+    const json_t *value = completion_get(p, name);
     if (value != NULL) {
         if (!json_is_boolean(value)) {
-            return REFUSE(p, name, "%s must be true or false, not %s", name, kind_name(value));
+            return REFUSE(p, name, "%s must be true or false, not %s", name,
+                          completion_kind_name(value));
         }
         *out = json_is_true(value);
     }
@@ -113,23 +100,23 @@ static lk_status_t parse_flag(parse_t *p, const char *name, bool *out)
 }
 
 /* Where the fields of sampling stand. */
-static lk_status_t find_sampling(parse_t *p)
+lk_status_t completion_find_sampling(completion_parse_t *p)
 {
     p->from = p->body;
     if (p->kind == COMPLETION_GENERATE) {
-        const json_t *sampling = get(p, "sampling_params");
+        const json_t *sampling = completion_get(p, "sampling_params");
         if (!json_is_object(sampling)) {
             return REFUSE(p, "sampling_params", "sampling_params must be an object, not %s",
-                          kind_name(sampling));
+                          completion_kind_name(sampling));
         }
         p->from = sampling;
     }
     return LK_OK;
 }
 
-static lk_status_t parse_tables(parse_t *p)
+static lk_status_t parse_tables(completion_parse_t *p)
 {
-    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(completion_find_sampling(p));
 #define X(name, field, def, least, most)                                                           \
     p->out->field = def;                                                                           \
     LK_RETURN_IF_ERROR(parse_real(p, #name, least, most, &p->out->field));
@@ -169,7 +156,6 @@ static const struct {
 } unsupported[] = {
     {"echo", NEUTRAL_FALSE},
     {"suffix", NEUTRAL_EMPTY},
-    {"logit_bias", NEUTRAL_EMPTY},
     {"prompt_logprobs", NEUTRAL_NULL},
     {"structured_outputs", NEUTRAL_NULL},
     {"guided_json", NEUTRAL_NULL},
@@ -180,8 +166,6 @@ static const struct {
     {"use_beam_search", NEUTRAL_FALSE},
     {"length_penalty", NEUTRAL_ONE},
     {"truncate_prompt_tokens", NEUTRAL_NULL},
-    {"bad_words", NEUTRAL_EMPTY},
-    {"allowed_token_ids", NEUTRAL_NULL},
     {"logits_processors", NEUTRAL_EMPTY},
     {"prompt_embeds", NEUTRAL_NULL},
     {"kv_transfer_params", NEUTRAL_NULL},
@@ -214,11 +198,11 @@ static bool is_neutral(const json_t *value, neutral_t neutral)
     return false;
 }
 
-static lk_status_t refuse_those_in(parse_t *p, const json_t *object)
+static lk_status_t refuse_those_in(completion_parse_t *p, const json_t *object)
 {
     p->from = object;
     for (size_t i = 0; i < LK_ARRAY_LEN(unsupported); i++) {
-        const json_t *value = get(p, unsupported[i].name);
+        const json_t *value = completion_get(p, unsupported[i].name);
         if (value != NULL && !is_neutral(value, unsupported[i].neutral)) {
             const json_t *type = json_object_get(value, "type");
             if (strcmp(unsupported[i].name, "response_format") == 0 && json_is_string(type) &&
@@ -233,12 +217,12 @@ static lk_status_t refuse_those_in(parse_t *p, const json_t *object)
     return LK_OK;
 }
 
-static lk_status_t refuse_unsupported(parse_t *p)
+static lk_status_t refuse_unsupported(completion_parse_t *p)
 {
     LK_RETURN_IF_ERROR(refuse_those_in(p, p->body));
-    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(completion_find_sampling(p));
     LK_RETURN_IF_ERROR(refuse_those_in(p, p->from));
-    const json_t *best_of = get(p, "best_of");
+    const json_t *best_of = completion_get(p, "best_of");
     if (best_of != NULL &&
         !(json_is_integer(best_of) && (uint64_t)json_integer_value(best_of) == p->out->n)) {
         return REFUSE(p, "best_of", "best_of must equal n");
@@ -248,11 +232,12 @@ static lk_status_t refuse_unsupported(parse_t *p)
 
 /* ---- ids and texts ---- */
 
-static lk_status_t parse_id(parse_t *p, const char *name, const json_t *value, size_t i,
+static lk_status_t parse_id(completion_parse_t *p, const char *name, const json_t *value, size_t i,
                             uint32_t *out)
 {
     if (!json_is_integer(value)) {
-        return REFUSE(p, name, "%s[%zu] must be a token id, not %s", name, i, kind_name(value));
+        return REFUSE(p, name, "%s[%zu] must be a token id, not %s", name, i,
+                      completion_kind_name(value));
     }
     json_int_t id = json_integer_value(value);
     if (id < 0 || (uint64_t)id >= p->limits->vocab_size) {
@@ -264,7 +249,8 @@ static lk_status_t parse_id(parse_t *p, const char *name, const json_t *value, s
     return LK_OK;
 }
 
-static lk_status_t parse_ids(parse_t *p, const char *name, const json_t *array, uint32_t *ids)
+lk_status_t completion_parse_ids(completion_parse_t *p, const char *name, const json_t *array,
+                                 uint32_t *ids)
 {
     for (size_t i = 0; i < json_array_size(array); i++) {
         LK_RETURN_IF_ERROR(parse_id(p, name, json_array_get(array, i), i, &ids[i]));
@@ -272,7 +258,7 @@ static lk_status_t parse_ids(parse_t *p, const char *name, const json_t *array, 
     return LK_OK;
 }
 
-static lk_status_t no_tokenizer(parse_t *p, const char *name)
+lk_status_t completion_no_tokenizer(completion_parse_t *p, const char *name)
 {
     *p->param = name;
     return lk_error_set(p->err, LK_ERR_UNSUPPORTED,
@@ -280,7 +266,7 @@ static lk_status_t no_tokenizer(parse_t *p, const char *name)
                         name);
 }
 
-static lk_status_t check_length(parse_t *p, size_t n_ids)
+static lk_status_t check_length(completion_parse_t *p, size_t n_ids)
 {
     uint64_t room = p->limits->max_model_len, max_tokens = p->out->sampling.max_tokens;
     if (n_ids == 0) {
@@ -301,7 +287,7 @@ static lk_status_t check_length(parse_t *p, size_t n_ids)
     return LK_OK;
 }
 
-static lk_status_t add_ids(parse_t *p, const json_t *array)
+static lk_status_t add_ids(completion_parse_t *p, const json_t *array)
 {
     size_t n = json_array_size(array);
     if (n >= p->limits->max_model_len) { /* before the memory for them is taken */
@@ -314,14 +300,14 @@ static lk_status_t add_ids(parse_t *p, const json_t *array)
     }
     prompt->n = n;
     p->out->n_prompts++;
-    LK_RETURN_IF_ERROR(parse_ids(p, p->prompt, array, prompt->ids));
+    LK_RETURN_IF_ERROR(completion_parse_ids(p, p->prompt, array, prompt->ids));
     return check_length(p, n);
 }
 
-static lk_status_t add_text(parse_t *p, const json_t *text)
+static lk_status_t add_text(completion_parse_t *p, const json_t *text)
 {
     if (p->limits->tokenizer == NULL) {
-        return no_tokenizer(p, "prompt");
+        return completion_no_tokenizer(p, "prompt");
     }
     prompt_ids_t *prompt = &p->out->prompts[p->out->n_prompts];
     *p->param = "prompt";
@@ -342,13 +328,13 @@ static lk_status_t add_text(parse_t *p, const json_t *text)
 }
 
 /* A string, ids, or an array of either; of /inference/v1/generate ids. */
-static lk_status_t parse_prompt(parse_t *p)
+static lk_status_t parse_prompt(completion_parse_t *p)
 {
     p->from = p->body;
-    const json_t *value = get(p, p->prompt);
+    const json_t *value = completion_get(p, p->prompt);
     if (p->kind == COMPLETION_GENERATE && !json_is_array(value)) {
         return REFUSE(p, p->prompt, "token_ids must be an array of token ids, not %s",
-                      kind_name(value));
+                      completion_kind_name(value));
     }
     bool one = p->kind == COMPLETION_GENERATE || json_is_string(value) ||
                (json_is_array(value) && json_is_integer(json_array_get(value, 0)));
@@ -362,7 +348,7 @@ static lk_status_t parse_prompt(parse_t *p)
         return REFUSE(p, "prompt",
                       "prompt must be a string, an array of strings, of token ids, or of arrays of "
                       "token ids, not %s",
-                      json_is_array(value) ? "an empty array" : kind_name(value));
+                      json_is_array(value) ? "an empty array" : completion_kind_name(value));
     }
     size_t n = one ? 1 : json_array_size(value);
     if (n > COMPLETION_MAX_PROMPTS || n * p->out->n > COMPLETION_MAX_CHOICES) {
@@ -383,17 +369,17 @@ static lk_status_t parse_prompt(parse_t *p)
         } else {
             return REFUSE(p, "prompt",
                           "prompt[%zu] must be a string or an array of token ids, not %s", i,
-                          kind_name(item));
+                          completion_kind_name(item));
         }
     }
     return LK_OK;
 }
 
-static lk_status_t parse_stops(parse_t *p)
+static lk_status_t parse_stops(completion_parse_t *p)
 {
-    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(completion_find_sampling(p));
     completion_params_t *out = p->out;
-    const json_t *value = get(p, "stop");
+    const json_t *value = completion_get(p, "stop");
     if (value != NULL) {
         size_t n = json_is_array(value) ? json_array_size(value) : 1;
         if (n > COMPLETION_MAX_STOPS) {
@@ -413,10 +399,10 @@ static lk_status_t parse_stops(parse_t *p)
             out->stops[out->n_stops++] = json_string_value(item);
         }
         if (n > 0 && p->limits->tokenizer == NULL) {
-            return no_tokenizer(p, "stop");
+            return completion_no_tokenizer(p, "stop");
         }
     }
-    const json_t *ids = get(p, "stop_token_ids");
+    const json_t *ids = completion_get(p, "stop_token_ids");
     if (ids != NULL) {
         size_t n = json_array_size(ids);
         if (!json_is_array(ids) || n > COMPLETION_MAX_STOP_IDS) {
@@ -427,15 +413,15 @@ static lk_status_t parse_stops(parse_t *p)
         if (out->stop_ids == NULL) {
             return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
         }
-        LK_RETURN_IF_ERROR(parse_ids(p, "stop_token_ids", ids, out->stop_ids));
+        LK_RETURN_IF_ERROR(completion_parse_ids(p, "stop_token_ids", ids, out->stop_ids));
         out->sampling.stop_token_ids = (msg_bin_t){out->stop_ids, n * sizeof out->stop_ids[0]};
     }
     return LK_OK;
 }
 
-static lk_status_t parse_limits(parse_t *p)
+static lk_status_t parse_limits(completion_parse_t *p)
 {
-    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(completion_find_sampling(p));
     completion_params_t *out = p->out;
     const json_t *max_tokens = json_object_get(p->from, "max_tokens");
     /* null asks for all the room */
@@ -451,23 +437,23 @@ static lk_status_t parse_limits(parse_t *p)
     LK_RETURN_IF_ERROR(parse_integer(p, "logprobs", 0, most, &out->sampling.logprobs));
     int64_t seed = 0;
     LK_RETURN_IF_ERROR(parse_integer(p, "seed", INT64_MIN, INT64_MAX, &seed));
-    out->has_seed = get(p, "seed") != NULL;
+    out->has_seed = completion_get(p, "seed") != NULL;
     out->sampling.seed = (uint64_t)seed;
     return LK_OK;
 }
 
-static lk_status_t parse_others(parse_t *p)
+static lk_status_t parse_others(completion_parse_t *p)
 {
     completion_params_t *out = p->out;
     p->from = p->body;
-    const json_t *salt = get(p, "cache_salt");
+    const json_t *salt = completion_get(p, "cache_salt");
     if (salt != NULL && (!json_is_string(salt) || json_string_length(salt) == 0 ||
                          json_string_length(salt) > COMPLETION_MAX_SALT)) {
         return REFUSE(p, "cache_salt", "cache_salt must be a string of 1 to %d bytes",
                       COMPLETION_MAX_SALT);
     }
     out->cache_salt = json_string_value(salt);
-    const json_t *options = get(p, "stream_options");
+    const json_t *options = completion_get(p, "stream_options");
     if (options != NULL) {
         const json_t *usage = json_object_get(options, "include_usage");
         if (!json_is_object(options) || !(usage == NULL || json_is_boolean(usage))) {
@@ -479,9 +465,9 @@ static lk_status_t parse_others(parse_t *p)
         }
         out->include_usage = json_is_true(usage);
     }
-    const json_t *user = get(p, "user");
+    const json_t *user = completion_get(p, "user");
     if (user != NULL && !json_is_string(user)) {
-        return REFUSE(p, "user", "user must be a string, not %s", kind_name(user));
+        return REFUSE(p, "user", "user must be a string, not %s", completion_kind_name(user));
     }
     return LK_OK;
 }
@@ -498,12 +484,12 @@ static bool id_ok(const char *id)
 }
 
 /* What only /inference/v1/generate has. */
-static lk_status_t parse_generate(parse_t *p)
+static lk_status_t parse_generate(completion_parse_t *p)
 {
     completion_params_t *out = p->out;
     out->kind = p->kind;
     bool detokenize = true;
-    LK_RETURN_IF_ERROR(find_sampling(p));
+    LK_RETURN_IF_ERROR(completion_find_sampling(p));
     LK_RETURN_IF_ERROR(parse_flag(p, "detokenize", &detokenize));
     if (p->kind == COMPLETION_OPENAI) {
         out->text = detokenize;
@@ -511,7 +497,7 @@ static lk_status_t parse_generate(parse_t *p)
                           : REFUSE(p, "detokenize", "detokenize must be true for this path");
     }
     p->from = p->body;
-    const json_t *id = get(p, "request_id");
+    const json_t *id = completion_get(p, "request_id");
     if (id != NULL && (!json_is_string(id) || !id_ok(json_string_value(id)))) {
         return REFUSE(p, "request_id",
                       "request_id must be a string of 1 to %d printable ASCII characters without "
@@ -519,7 +505,7 @@ static lk_status_t parse_generate(parse_t *p)
                       COMPLETION_MAX_ID);
     }
     out->request_id = json_string_value(id);
-    const json_t *mode = get(p, "output_mode");
+    const json_t *mode = completion_get(p, "output_mode");
     const char *name = mode == NULL ? "tokens" : json_string_value(mode);
     if (name == NULL || (strcmp(name, "tokens") != 0 && strcmp(name, "text") != 0)) {
         return REFUSE(p, "output_mode", "output_mode must be \"tokens\" or \"text\"");
@@ -529,20 +515,20 @@ static lk_status_t parse_generate(parse_t *p)
         return REFUSE(p, "output_mode", "output_mode text needs detokenize, which is false");
     }
     if (out->text && p->limits->tokenizer == NULL) {
-        return no_tokenizer(p, "output_mode");
+        return completion_no_tokenizer(p, "output_mode");
     }
     return LK_OK;
 }
 
-static lk_status_t parse_model(parse_t *p)
+static lk_status_t parse_model(completion_parse_t *p)
 {
     p->from = p->body;
-    const json_t *model = get(p, "model");
+    const json_t *model = completion_get(p, "model");
     if (model == NULL) {
         return LK_OK;
     }
     if (!json_is_string(model)) {
-        return REFUSE(p, "model", "model must be a string, not %s", kind_name(model));
+        return REFUSE(p, "model", "model must be a string, not %s", completion_kind_name(model));
     }
     if (strcmp(json_string_value(model), p->limits->model) != 0) {
         *p->param = "model";
@@ -557,18 +543,18 @@ lk_status_t completion_params_parse(completion_kind_t kind, const json_t *body,
                                     const char **param, lk_error_t *err)
 {
     completion_params_t params = {0};
-    parse_t p = {.kind = kind,
-                 .body = body,
-                 .from = body,
-                 .prompt = kind == COMPLETION_GENERATE ? "token_ids" : "prompt",
-                 .limits = limits,
-                 .out = &params,
-                 .param = param,
-                 .err = err};
+    completion_parse_t p = {.kind = kind,
+                            .body = body,
+                            .from = body,
+                            .prompt = kind == COMPLETION_GENERATE ? "token_ids" : "prompt",
+                            .limits = limits,
+                            .out = &params,
+                            .param = param,
+                            .err = err};
     *param = "";
-    lk_status_t (*const steps[])(parse_t *) = {parse_model,  parse_tables,   parse_limits,
-                                               parse_others, parse_generate, refuse_unsupported,
-                                               parse_stops,  parse_prompt};
+    lk_status_t (*const steps[])(completion_parse_t *) = {
+        parse_model,        parse_tables, parse_limits,           parse_others, parse_generate,
+        refuse_unsupported, parse_stops,  completion_parse_rules, parse_prompt};
     for (size_t i = 0; i < LK_ARRAY_LEN(steps); i++) {
         lk_status_t status = steps[i](&p);
         if (status != LK_OK) {
@@ -591,6 +577,10 @@ void completion_params_fini(completion_params_t *self)
     free(self->prompts);
     free(self->stops);
     free(self->stop_ids);
+    free(self->bias_ids);
+    free(self->bias_values);
+    free(self->allowed_ids);
+    free(self->bad_ids);
     *self = (completion_params_t){0};
 }
 

@@ -45,6 +45,9 @@ typedef struct {
                                 room there is" */
     bool has_seed;
     uint32_t *stop_ids;
+    uint32_t *bias_ids; /* what sampling's fields of the same names point at */
+    float *bias_values;
+    uint32_t *allowed_ids, *bad_ids;
     const char **stops; /* borrowed from the JSON */
     size_t n_stops;
     int64_t priority;

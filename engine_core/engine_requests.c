@@ -109,6 +109,12 @@ static lk_status_t make_request(const engine_core_t *self, const msg_add_t *add,
     if (r == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
+    lk_status_t status =
+        logit_rules_read(&add->sampling, self->config.scheduler.vocab_size, &r->rules, err);
+    if (status != LK_OK) {
+        request_destroy(&r);
+        return status;
+    }
     r->client = add->client;
     r->handle = add->handle;
     r->choice = clipped_u32(add->choice);

@@ -89,6 +89,7 @@ void request_destroy(request_t **self_p)
         return;
     }
     CHECK(self->n_blocks == 0);
+    logit_rules_destroy(&self->rules);
     free(self->tokens);
     free(self->blocks);
     free(self->weight_spans);

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/status.h"
+#include "engine_core/exec/logit_rules.h"
 #include "proto/messages.h" /* finish_reason_t */
 
 typedef enum { REQUEST_WAITING, REQUEST_RUNNING, REQUEST_FINISHED } request_status_t;
@@ -61,6 +62,7 @@ typedef struct request {
     uint32_t choice;
     char id[128]; /* external id, for logs only */
     sampling_params_t sampling;
+    logit_rules_t *rules; /* owned; NULL: none */
     int64_t priority;  /* lower first */
     lk_hash128_t salt; /* of cache_salt; zero if none */
 

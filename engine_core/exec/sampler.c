@@ -285,11 +285,14 @@ static void fill_logprobs(sampler_t *self, const float *x, float max, double sum
 static const float *adjust_row(sampler_t *self, const request_t *r, const float *logits,
                                const uint32_t *banned, size_t n_banned, float *max)
 {
-    bool penalties = has_penalties(&r->sampling);
-    if (!penalties && n_banned == 0 && r->sampling.temperature == 0.0f) {
+    bool penalties = has_penalties(&r->sampling), rules = r->rules != NULL;
+    if (!penalties && !rules && n_banned == 0 && r->sampling.temperature == 0.0f) {
         return logits; /* greedy needs no copy */
     }
     memcpy(self->work, logits, self->vocab_size * sizeof *logits);
+    if (rules) {
+        logit_rules_apply(r->rules, r->tokens + r->n_prompt, request_n_output(r), self->work);
+    }
     if (penalties) {
         apply_penalties(self, r);
     }
@@ -298,7 +301,7 @@ static const float *adjust_row(sampler_t *self, const request_t *r, const float 
             self->work[banned[i]] = -INFINITY;
         }
     }
-    if (penalties || n_banned > 0) {
+    if (penalties || rules || n_banned > 0) {
         bool bad;
         *max = logits_row_max(self->work, self->vocab_size, &bad);
         CHECK(!bad);

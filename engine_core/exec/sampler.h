@@ -4,14 +4,15 @@
  * does not depend on its neighbours. (Philox's key has 64 bits: key words = seed, counter words =
  * output position, choice, 0, 0. The draw is the upper 53 bits of the first two output words.)
  *
- * Order: penalties (repetition over prompt and output, then frequency and presence over output),
- * banned ids, temperature, top-k, top-p, min-p, then the draw by inverting the cumulative
- * distribution in token-id order. temperature 0 is argmax with the lowest id among equals. The
- * filters keep a prefix of the order (more likely first, then lower id): exactly k; the shortest
- * with at least top_p of the mass that top-k left; those with at least min_p of the best's
- * probability. Logprobs are raw by default: log-softmax of the logits as the model gave them
- * (vLLM's "raw_logprobs"); `processed` gives those after the steps above. Ranks belong to the same
- * values. Top-k logprobs are ordered by logprob, then id.
+ * Order: the request's rules (logit_rules.h: allowed ids, bad words, biases), penalties (repetition
+ * over prompt and output, then frequency and presence over output), banned ids, temperature, top-k,
+ * top-p, min-p, then the draw by inverting the cumulative distribution in token-id order.
+ * temperature 0 is argmax with the lowest id among equals. The filters keep a prefix of the order
+ * (more likely first, then lower id): exactly k; the shortest with at least top_p of the mass that
+ * top-k left; those with at least min_p of the best's probability. Logprobs are raw by default:
+ * log-softmax of the logits as the model gave them (vLLM's "raw_logprobs"); `processed` gives those
+ * after the steps above. Ranks belong to the same values. Top-k logprobs are ordered by logprob,
+ * then id.
  */
 #ifndef LK_ENGINE_CORE_EXEC_SAMPLER_H
 #define LK_ENGINE_CORE_EXEC_SAMPLER_H

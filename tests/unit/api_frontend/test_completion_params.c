@@ -97,16 +97,28 @@ static const struct {
     {"{\"prompt\":[1],\"best_of\":2}", "best_of", "equal n", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"echo\":true}", "echo", "not supported", LK_ERR_UNSUPPORTED},
     {"{\"prompt\":[1],\"suffix\":\"x\"}", "suffix", "not supported", LK_ERR_UNSUPPORTED},
-    {"{\"prompt\":[1],\"logit_bias\":{\"1\":5}}", "logit_bias", "not supported",
-     LK_ERR_UNSUPPORTED},
+    {"{\"prompt\":[1],\"logit_bias\":{\"300\":5}}", "logit_bias", "\"300\" is no token id",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logit_bias\":{\"-1\":5}}", "logit_bias", "\"-1\" is no", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logit_bias\":{\"1x\":5}}", "logit_bias", "\"1x\" is no", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logit_bias\":{\"1\":101}}", "logit_bias", "from -100 to 100",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logit_bias\":{\"1\":\"5\"}}", "logit_bias", "must be a number",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logit_bias\":[5]}", "logit_bias", "an object", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"bad_words\":\"x\"}", "bad_words", "an array", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"bad_words\":[\"\"]}", "bad_words", "none empty", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"bad_words\":[7]}", "bad_words", "strings", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"allowed_token_ids\":[300]}", "allowed_token_ids", "outside the vocabulary",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"allowed_token_ids\":5}", "allowed_token_ids", "an array", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"structured_outputs\":{\"regex\":\"a\"}}", "structured_outputs",
      "not supported", LK_ERR_UNSUPPORTED},
     {"{\"prompt\":[1],\"prompt_logprobs\":0}", "prompt_logprobs", "not supported",
      LK_ERR_UNSUPPORTED},
     {"{\"prompt\":[1],\"response_format\":{\"type\":\"json_object\"}}", "response_format",
      "not supported", LK_ERR_UNSUPPORTED},
-    {"{\"prompt\":[1],\"allowed_token_ids\":[]}", "allowed_token_ids", "not supported",
-     LK_ERR_UNSUPPORTED},
+    {"{\"prompt\":[1],\"allowed_token_ids\":[]}", "allowed_token_ids", "1 to", LK_ERR_INVALID},
 };
 
 START_TEST(test_bad_bodies)
@@ -202,6 +214,36 @@ START_TEST(test_without_tokenizer)
 }
 END_TEST
 
+START_TEST(test_rules)
+{
+    completion_params_t p;
+    json_t *body;
+    const char *param;
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert_msg(parse("{\"prompt\":[1],\"logit_bias\":{\"7\":-100,\"9\":2.5},"
+                        "\"allowed_token_ids\":[7,8,7],\"bad_words\":[\"ab\"]}",
+                        true, &p, &body, &param, &err) == LK_OK,
+                  "%s", err.text);
+    ck_assert_uint_eq(p.sampling.bias_ids.len, 8);
+    ck_assert_uint_eq(p.bias_ids[0] + p.bias_ids[1], 16);
+    ck_assert_float_eq(p.bias_values[p.bias_ids[1] == 9], 2.5f);
+    ck_assert_uint_eq(p.sampling.allowed_token_ids.len, 12);
+    /* the tokenizer knows bytes only: the word with its space is longer, so it is not another one
+     */
+    ck_assert_uint_eq(p.sampling.bad_words.len, 12);
+    ck_assert_uint_eq(p.bad_ids[0], 2);
+    ck_assert_uint_eq(p.bad_ids[1], 'a');
+    ck_assert_uint_eq(p.bad_ids[2], 'b');
+    completion_params_fini(&p);
+    json_decref(body);
+    ck_assert_int_eq(
+        parse("{\"prompt\":[1],\"bad_words\":[\"a\"]}", false, &p, &body, &param, &err),
+        LK_ERR_UNSUPPORTED);
+    ck_assert_str_eq(param, "bad_words");
+    json_decref(body);
+}
+END_TEST
+
 START_TEST(test_long_prompts)
 {
     completion_params_t p;
@@ -230,6 +272,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_defaults);
     tcase_add_test(tc, test_everything);
     tcase_add_test(tc, test_without_tokenizer);
+    tcase_add_test(tc, test_rules);
     tcase_add_test(tc, test_long_prompts);
     suite_add_tcase(suite, tc);
     return suite;
