@@ -454,7 +454,7 @@ START_TEST(trainer_dies_between_updates)
     while ((st = rig.ops->update_check(rig.state[0], &update, &err)) == LK_OK) {
         continue;
     }
-    ck_assert_int_eq(st, LK_ERR_PEER);
+    ck_assert_int_eq(st, LK_ERR_STATE);
     ck_assert_ptr_nonnull(strstr(err.text, "has closed its connection"));
     json_decref(info);
     rig_trainer_starts(&rig);

@@ -323,7 +323,7 @@ lk_status_t receiver_check(const transfer_receiver_t *self, const char *backend,
     for (size_t i = 0; i < self->n_lanes; i++) {
         byte_stream_t *stream = self->lanes[i].stream;
         if (stream->ops->hung_up(stream)) {
-            return lk_error_set(err, LK_ERR_PEER,
+            return lk_error_set(err, LK_ERR_STATE,
                                 "trainer %s has closed its connection. Call "
                                 "init_weight_transfer_engine again.",
                                 self->peer);

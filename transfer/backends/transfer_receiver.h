@@ -51,7 +51,8 @@ LK_MUST_USE lk_status_t receiver_open(transfer_receiver_t *self, const wte_conte
 /* INPROGRESS, OK when the trainer has welcomed every lane, or an error (then closed). */
 LK_MUST_USE lk_status_t receiver_open_step(transfer_receiver_t *self, lk_error_t *err);
 
-/* LK_ERR_STATE if not open, LK_ERR_PEER if the trainer has hung up. No side effects. */
+/* LK_ERR_STATE if not open, or if the trainer has hung up: nothing of a new update was lost, so it
+ * is no failure that a retry would repair. No side effects. */
 LK_MUST_USE lk_status_t receiver_check(const transfer_receiver_t *self, const char *backend,
                                        lk_error_t *err);
 LK_MUST_USE lk_status_t receiver_begin(transfer_receiver_t *self, const wte_update_t *update,
