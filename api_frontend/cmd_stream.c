@@ -224,14 +224,17 @@ void cmd_stream_cancel_update(cmd_stream_t *self, uint64_t number, const char *w
     }
 }
 
-static bool update_outstanding(const cmd_stream_t *self)
+/* An unanswered UPDATE lets nothing pass, but an INIT, which the ranks carry out beside their
+ * steps, only keeps other UPDATEs back. */
+static bool may_go(const cmd_stream_t *self, const command_t *next)
 {
     for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
-        if (cmd->desc.kind == CMD_UPDATE && !all_done(self, cmd)) {
-            return true;
+        if (cmd->desc.kind == CMD_UPDATE && !all_done(self, cmd) &&
+            (next->desc.kind == CMD_UPDATE || cmd->desc.verb != UPDATE_VERB_INIT)) {
+            return false;
         }
     }
-    return false;
+    return true;
 }
 
 static uint64_t after(uint64_t now, uint64_t delta)
@@ -266,7 +269,7 @@ static void pump(cmd_stream_t *self)
 {
     uint64_t now = lk_env_now_ns(self->ops->env);
     bool news = false;
-    while (self->waiting != NULL && !update_outstanding(self)) {
+    while (self->waiting != NULL && may_go(self, self->waiting)) {
         command_t *cmd = self->waiting;
         self->waiting = cmd->next;
         cmd->number = ++self->last_number;

@@ -302,10 +302,13 @@ bool engine_core_step(engine_core_t *self)
     if (self->failed) {
         return false;
     }
-    /* 1. what is under way: one of a step, a vote, a weight call */
+    /* 1. what is under way: a step or a vote; a weight call */
     bool moved = advance_step(self);
     moved = moved || advance_vote(self);
-    moved = moved || engine_advance_update(self);
+    if (!self->failed && self->updating) { /* an INIT goes on beside the steps */
+        engine_take_actions(self);
+        moved |= engine_advance_update(self);
+    }
     /* 2. what the last round decided */
     engine_take_actions(self);
     /* 3. the next collective, if nothing is under way */

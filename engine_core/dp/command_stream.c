@@ -1,5 +1,6 @@
 #include "engine_core/dp/command_stream.h"
 #include "base/check.h"
+#include "transfer/update_session.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -113,8 +114,9 @@ stream_receipt_t stream_receive(command_stream_t *self, const msg_cmd_t *cmd)
     if (cmd->number > self->seen + 1) {
         return STREAM_GAP;
     }
-    if (self->update_outstanding || self->pending.n >= STREAM_MAX_PENDING ||
-        !list_push(&self->pending, cmd)) {
+    bool excluded = self->update_outstanding &&
+                    (cmd->kind == CMD_UPDATE || self->update_verb != UPDATE_VERB_INIT);
+    if (excluded || self->pending.n >= STREAM_MAX_PENDING || !list_push(&self->pending, cmd)) {
         return STREAM_BUSY;
     }
     self->seen = cmd->number;

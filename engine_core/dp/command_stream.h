@@ -41,7 +41,7 @@ typedef struct {
     uint64_t seen;       /* number of the last command received */
     command_list_t pending;
     bool update_outstanding; /* an UPDATE of this life is not answered yet: nothing may follow it
-                                (R20) */
+                                (R20), or no other UPDATE if it is an INIT */
     uint64_t update_number, update_verb;
     lk_error_t verdict; /* on it; LK_OK when there is none */
 
@@ -54,8 +54,8 @@ void stream_init(command_stream_t *self);
 void stream_fini(command_stream_t *self);
 
 /* Takes a command. NEW: stored (for an UPDATE the caller then sets `verdict`). REPEATED: was seen.
- * GAP: commands before it are missing; OLD_LIFE: of a generation that is over; BUSY: follows an
- * unanswered UPDATE, or too many are pending. In the last three cases nothing changed. */
+ * GAP: commands before it are missing; OLD_LIFE: of a generation that is over; BUSY: may not
+ * follow an unanswered UPDATE, or too many are pending. In the last three cases nothing changed. */
 stream_receipt_t stream_receive(command_stream_t *self, const msg_cmd_t *cmd);
 /* Something my last vote did not say. */
 bool stream_has_news(const command_stream_t *self);

@@ -198,7 +198,8 @@ bool group_on_cancel_update(group_t *self, uint32_t frontend, uint64_t generatio
             lk_error_set(&stream->verdict, LK_ERR_CANCELED, "%s", why);
         }
     }
-    return u->phase == UPDATE_CARRYING && !u->committing &&
+    return ((u->phase == UPDATE_CARRYING && !u->committing) ||
+            (u->phase == UPDATE_BESIDE && !u->ended)) &&
            (number == 0 ||
             (u->frontend == frontend && u->generation == generation && u->number == number));
 }
@@ -221,6 +222,10 @@ static bool has_news(const group_t *self, const group_view_t *view)
         if (stream_has_news(&self->streams[f])) {
             return true;
         }
+    }
+    const group_update_t *u = &self->update;
+    if (u->phase == UPDATE_BESIDE && u->ended && !u->voted_ended) {
+        return true;
     }
     bool session = self->weights.gates & GATE_SESSION;
     bool stands = !self->config.lockstep || !self->run;
@@ -259,7 +264,7 @@ size_t group_vector_len(const group_t *self)
 uint64_t group_hash(const group_t *self)
 {
     const group_update_t *u = &self->update;
-    bool owed = u->phase == UPDATE_OWED;
+    bool owed = u->phase != UPDATE_NONE; /* OWED or BESIDE: nobody votes while CARRYING */
     uint64_t words[] = {self->config.group_epoch,
                         self->config.n_frontends,
                         self->config.lockstep,
@@ -268,7 +273,7 @@ uint64_t group_hash(const group_t *self)
                         self->wave,
                         self->run,
                         self->more,
-                        owed,
+                        (uint64_t)u->phase,
                         owed ? u->committing : 0,
                         owed ? u->frontend : 0,
                         owed ? u->generation : 0,
@@ -283,7 +288,7 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
 {
     CHECK(!self->posted && self->update.phase != UPDATE_CARRYING);
     const group_update_t *u = &self->update;
-    bool owes = u->phase == UPDATE_OWED;
+    bool owes = u->phase == UPDATE_OWED, beside = u->phase == UPDATE_BESIDE;
     self->posted_idle = !owes && !self->more && !(self->config.lockstep && self->run);
     vec[VEC_IDLE] = !view->work;
     vec[VEC_QUIET] = view->quiet;
@@ -295,8 +300,11 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
         vec[VEC_GEN(self, f)] = stream->generation;
         vec[VEC_NGEN(self, f)] = ~stream->generation;
         vec[VEC_SEEN(self, f)] = stream->seen;
-        const lk_error_t *verdict = owes && u->frontend == f ? &u->result : &stream->verdict;
-        vec[VEC_OK(self, f)] = (uint64_t)((int64_t)VOTE_OK + verdict->status);
+        bool outcome = (owes || beside) && u->frontend == f;
+        const lk_error_t *verdict = outcome ? &u->result : &stream->verdict;
+        vec[VEC_OK(self, f)] = outcome && beside && !u->ended
+                                   ? VOTE_PENDING
+                                   : (uint64_t)((int64_t)VOTE_OK + verdict->status);
     }
     vec[VEC_EXPIRED(self)] = view->expired;
     vec[VEC_CLEAN(self)] = view->clean;
@@ -306,6 +314,7 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
     self->posted = true;
     self->voted_quiet = view->quiet;
     self->voted_expired = view->expired;
+    self->update.voted_ended = self->update.ended;
     self->foreign_start = false;
     if (self->posted_idle && !self->config.doorbell) {
         self->announce_ns = now_ns;
@@ -323,9 +332,15 @@ void group_step_done(group_t *self)
 
 void group_update_done(group_t *self, const lk_error_t *result)
 {
-    CHECK(self->update.phase == UPDATE_CARRYING);
-    self->update.phase = UPDATE_OWED;
-    self->update.result = *result;
+    group_update_t *u = &self->update;
+    u->result = *result;
+    if (u->phase == UPDATE_BESIDE) {
+        CHECK(!u->ended);
+        u->ended = true;
+    } else {
+        CHECK(u->phase == UPDATE_CARRYING);
+        u->phase = UPDATE_OWED;
+    }
 }
 
 bool group_lose_peers(group_t *self)

@@ -25,10 +25,14 @@
  * complement; 0 otherwise. A 7+4A ~content   FINISH is agreed only if all ranks hold the same
  * weights.
  *
- * Three additions to section 6, all functions of replicated state:
+ * Four additions to section 6, all functions of replicated state:
  * - A round enters at most one UPDATE; commands after it in the agreed order wait for the round in
  *   which its outcome is agreed. `more` says that such commands are left, and makes the next round
  *   due at once, as `owed` does.
+ * - An INIT, which may wait long for a trainer, is carried out beside the steps. Rounds go on, with
+ *   ok[f] 0 where it has not ended; the first round in which it has ended everywhere is that of its
+ *   outcome. Other UPDATEs wait for it, PAUSE and RESUME do not, not even in its own stream. To end
+ *   it is news.
  * - FINISH has two outcome rounds. Before the first, each rank says whether it may commit (a dirty
  *   rank needs a complete set); a refusal changes nothing and leaves the session open. Between them
  *   each rank commits. The second publishes, or leaves all ranks dirty.
@@ -94,8 +98,9 @@ typedef enum {
     X(DROP_CLIENT)  /* a front end's old life is over: forget its requests (frontend) */           \
     X(FINISH_ALL)   /* end every local request with "abort" */                                     \
     X(CLEAR_CACHE)  /* forget cached prefixes; frozen requests recompute their KV */               \
-    X(UPDATE_ENTER) /* carry out (verb, spec), then group_update_done. FINISH: only say whether */ \
-                    /* this rank may commit */                                                     \
+    X(UPDATE_ENTER) /* carry out (verb, spec), then group_update_done. INIT: beside the steps. */  \
+    /* FINISH: only say whether */                                                                 \
+    /* this rank may commit */                                                                     \
     X(UPDATE_COMMIT)  /* commit the finished session; then group_update_done */                    \
     X(UPDATE_OUTCOME) /* the group's verdict on what was carried out (verb, ok) */                 \
     X(SESSION_CLOSE)  /* abort the local session (text says why) */                                \

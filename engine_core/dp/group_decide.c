@@ -185,7 +185,8 @@ static void apply_pause(group_t *self, pause_call_t call, const command_t *comma
 static void enter_update(group_t *self, pause_call_t call, command_t *command)
 {
     group_update_t *u = &self->update;
-    *u = (group_update_t){.phase = UPDATE_CARRYING,
+    bool beside = command->verb == UPDATE_VERB_INIT;
+    *u = (group_update_t){.phase = beside ? UPDATE_BESIDE : UPDATE_CARRYING,
                           .frontend = call.frontend,
                           .generation = call.generation,
                           .number = call.number,
@@ -196,8 +197,7 @@ static void enter_update(group_t *self, pause_call_t call, command_t *command)
     const command_stream_t *stream = &self->streams[call.frontend];
     if (stream->generation == call.generation && stream->verdict.status != LK_OK) {
         /* cancelled here after the vote was out: the others will learn it from the outcome */
-        u->phase = UPDATE_OWED;
-        u->result = stream->verdict;
+        group_update_done(self, &stream->verdict);
         return;
     }
     group_action_t *a = group_push(self, GROUP_ACT_UPDATE_ENTER, NULL);
@@ -282,7 +282,8 @@ static bool agreed(const group_t *self, const uint64_t *v, uint32_t f)
     return v[VEC_GEN(self, f)] == ~v[VEC_NGEN(self, f)];
 }
 
-/* In the agreed order, up to the MIN; stops where an update is entered. owed_frontend: whose ok
+/* In the agreed order, up to the MIN; stops where an update is entered. UPDATEs wait while an
+ * INIT is carried out. owed_frontend: whose ok
  * entry was an outcome in this round and so says nothing about a next UPDATE. Returns whether an
  * UPDATE was among them. */
 static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_frontend)
@@ -296,9 +297,11 @@ static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_front
         if (done->generation != v[VEC_GEN(self, f)]) {
             *done = (group_done_t){.generation = v[VEC_GEN(self, f)]};
         }
-        while (done->number < v[VEC_SEEN(self, f)] && self->update.phase == UPDATE_NONE) {
+        while (done->number < v[VEC_SEEN(self, f)] &&
+               (self->update.phase == UPDATE_NONE || self->update.phase == UPDATE_BESIDE)) {
             command_t *command = stream_voted_command(&self->streams[f], done->number + 1);
-            if (command->kind == CMD_UPDATE && f == owed_frontend) {
+            bool held = f == owed_frontend || self->update.phase == UPDATE_BESIDE;
+            if (command->kind == CMD_UPDATE && held) {
                 break;
             }
             any_update |= command->kind == CMD_UPDATE;
@@ -306,7 +309,11 @@ static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_front
             apply_command(self, (pause_call_t){f, done->generation, done->number}, command, v);
             stream_applied(&self->streams[f], done->number);
         }
-        self->more |= done->number < v[VEC_SEEN(self, f)];
+    }
+    /* what an INIT holds up waits for its outcome, which is news when it comes */
+    for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+        self->more |= self->update.phase != UPDATE_BESIDE && agreed(self, v, f) &&
+                      self->done[f].number < v[VEC_SEEN(self, f)];
     }
     return any_update;
 }
@@ -356,8 +363,10 @@ lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
                             (unsigned long long)self->round, (unsigned long long)group_hash(self));
     }
     observed_t before = observe(self);
+    bool beside = self->update.phase == UPDATE_BESIDE;
     bool owed = self->update.phase == UPDATE_OWED;
-    uint32_t owed_frontend = owed ? self->update.frontend : UINT32_MAX;
+    uint32_t owed_frontend = owed || beside ? self->update.frontend : UINT32_MAX;
+    owed |= beside && v[VEC_OK(self, owed_frontend)] != VOTE_PENDING;
     self->more = false;
     if (owed) {
         decide_outcome(self, v);

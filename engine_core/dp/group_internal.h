@@ -19,19 +19,22 @@ enum { VEC_IDLE, VEC_QUIET, VEC_TAG, VEC_NTAG, VEC_PER_FRONTEND };
 
 /* ok[f]: VOTE_OK, or VOTE_OK + a negative status. The MIN is VOTE_OK iff every rank agrees, else
  * one failure that all ranks answer with. */
-#define VOTE_OK 255u
+#define VOTE_OK      255u
+#define VOTE_PENDING 0u /* an INIT has not ended here */
 
 /* done[f], within the life of f that the group last agreed on. */
 typedef struct {
     uint64_t generation, number;
 } group_done_t;
 
-typedef enum { UPDATE_NONE, UPDATE_CARRYING, UPDATE_OWED } update_phase_t;
+/* BESIDE: an INIT is carried out while steps and rounds go on. */
+typedef enum { UPDATE_NONE, UPDATE_CARRYING, UPDATE_BESIDE, UPDATE_OWED } update_phase_t;
 
 /* The one UPDATE that is carried out or whose outcome is owed. */
 typedef struct {
     update_phase_t phase;
-    bool committing; /* FINISH: past its first outcome */
+    bool committing;         /* FINISH: past its first outcome */
+    bool ended, voted_ended; /* BESIDE: here, and as my last vote said; local */
     uint32_t frontend;
     uint64_t generation, number;
     update_verb_t verb;

@@ -346,13 +346,19 @@ static void leave_update(sim_t *self, uint32_t r)
     group_update_done(rank->group, &result);
 }
 
-static bool rank_enabled(const sim_t *self, uint32_t r)
+/* An INIT goes on beside whatever else the rank does. */
+static bool is_beside(const sim_rank_t *rank)
+{
+    return rank->carrying && rank->verb == UPDATE_VERB_INIT;
+}
+
+static bool can_go_on(const sim_t *self, uint32_t r)
 {
     const sim_rank_t *rank = &self->ranks[r];
     if (rank->in_step) {
         return step_complete(self, r);
     }
-    if (rank->carrying) {
+    if (rank->carrying && !is_beside(rank)) {
         return transfer_complete(self, r);
     }
     if (group_posted(rank->group)) {
@@ -363,14 +369,24 @@ static bool rank_enabled(const sim_t *self, uint32_t r)
     return next == GROUP_VOTE || (next == GROUP_STEP && can_step(self, r));
 }
 
+static bool rank_enabled(const sim_t *self, uint32_t r)
+{
+    const sim_rank_t *rank = &self->ranks[r];
+    return can_go_on(self, r) ||
+           (is_beside(rank) && !rank->never_connects && transfer_complete(self, r));
+}
+
 static void rank_act(sim_t *self, uint32_t r)
 {
     sim_rank_t *rank = &self->ranks[r];
     uint64_t vec[ALLREDUCE_MAX_LEN];
     lk_error_t err = LK_ERROR_INIT;
-    if (rank->in_step) {
+    bool ends = is_beside(rank) && !rank->never_connects && transfer_complete(self, r);
+    if (ends && (!can_go_on(self, r) || lk_prng_below(&self->prng, 4) == 0)) {
+        leave_update(self, r);
+    } else if (rank->in_step) {
         leave_step(self, r);
-    } else if (rank->carrying) {
+    } else if (rank->carrying && !is_beside(rank)) {
         leave_update(self, r);
     } else if (group_posted(rank->group)) {
         ck_ok(rank->allreduce.ops->test(rank->allreduce.ctx, vec, &err));

@@ -59,6 +59,7 @@ typedef struct {
     uint64_t steps, work_steps;
     size_t log_at; /* collectives entered so far */
     bool carrying, committing;
+    bool never_connects; /* an INIT here does not end by itself */
     update_verb_t verb;
     uint64_t carrying_round;
     bool touched, expired;

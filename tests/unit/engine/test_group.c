@@ -486,6 +486,44 @@ START_TEST(test_session_expires_after_a_refused_call)
 }
 END_TEST
 
+/* A trainer that one rank can't reach holds nobody up: steps, pause and resume go on. */
+START_TEST(test_init_goes_on_beside_the_steps)
+{
+    sim_config_t config = layouts[_i];
+    config.seed = test_seed("beside") + (uint64_t)_i;
+    config.cancels = true;
+    static sim_t sim;
+    sim_init(&sim, &config);
+    sim.ranks[0].never_connects = true;
+    size_t init = sim_update(&sim, 0, UPDATE_VERB_INIT);
+    sim_settle(&sim, SETTLE); /* rests: an INIT that goes on makes no rounds for ever */
+    ck_assert(!sim_answered(&sim, 0, init));
+    add_everywhere(&sim, 3);
+    sim_settle(&sim, SETTLE);
+    ck_assert_uint_eq(unfinished(&sim), 0);
+    size_t pause = sim_pause(&sim, other(&sim), PAUSE_KEEP, true);
+    sim_settle(&sim, SETTLE);
+    ck_ok(sim_status(&sim, other(&sim), pause));
+    add_everywhere(&sim, 2);
+    size_t start = sim_update(&sim, other(&sim), UPDATE_VERB_START); /* waits for its outcome */
+    sim_settle(&sim, SETTLE);
+    ck_assert(other(&sim) == 0 || !sim_answered(&sim, other(&sim), start));
+    size_t resume = sim_resume(&sim, 0); /* behind it in its own stream */
+    sim_settle(&sim, SETTLE);
+    ck_assert(other(&sim) == 0 || sim_answered(&sim, 0, resume));
+    for (uint32_t r = 0; r < config.n_ranks; r++) {
+        sim_cancel_update(&sim, r, 0, sim.frontends[0].calls[init].cmd.number);
+    }
+    sim_settle(&sim, SETTLE);
+    ck_assert_int_eq(sim_status(&sim, 0, init), LK_ERR_CANCELED);
+    if (other(&sim) != 0) { /* nothing is initialised; the START had its answer */
+        ck_assert_int_eq(sim_status(&sim, other(&sim), start), LK_ERR_STATE);
+        ck_assert_uint_eq(unfinished(&sim), 0);
+    }
+    sim_fini(&sim);
+}
+END_TEST
+
 START_TEST(test_cancel_update)
 {
     sim_config_t config = layouts[_i];
@@ -611,11 +649,13 @@ static void random_call(sim_t *sim, callers_t *callers)
     if (frontend->n_calls >= SIM_MAX_CALLS / 2) {
         return;
     }
-    if (callers->open_update[f] && !sim_answered(sim, f, callers->update[f])) {
+    bool open = callers->open_update[f] && !sim_answered(sim, f, callers->update[f]);
+    bool init = open && frontend->calls[callers->update[f]].cmd.verb == UPDATE_VERB_INIT;
+    if (open && !init) {
         return; /* exclusive in its stream */
     }
-    callers->open_update[f] = false;
-    uint64_t what = lk_prng_below(&sim->prng, 12);
+    callers->open_update[f] = open;
+    uint64_t what = lk_prng_below(&sim->prng, open ? 7 : 12); /* beside an INIT: no UPDATE */
     if (what < 4) {
         sim_pause(sim, f, 1 + lk_prng_below(&sim->prng, 3), what & 1u);
     } else if (what < 6) {
@@ -779,6 +819,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_dirty_and_repair, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_session_expires, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_session_expires_after_a_refused_call, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_init_goes_on_beside_the_steps, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_cancel_update, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_abort_spares_aborts, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_pause_outlives_session, 0, N_LAYOUTS);
