@@ -15,6 +15,7 @@ typedef struct {
     bool open;
     stream_record_t record;
     bool done;        /* its finish_reason came */
+    bool broken;      /* an error came */
     uint64_t last_ns; /* of its newest token; 0 before the first */
 } slot_t;
 
@@ -157,8 +158,10 @@ static void take_end(slot_t *slot, const json_t *choice)
     if (!json_is_string(reason)) {
         return;
     }
+    bool aborted = strcmp(json_string_value(reason), "abort") == 0;
     if (strcmp(json_string_value(reason), "length") != 0 &&
-        strcmp(json_string_value(reason), "stop") != 0) {
+        strcmp(json_string_value(reason), "stop") != 0 &&
+        !(aborted && slot->owner->config.may_end_early)) {
         fail(slot->owner, "a stream ended with finish_reason %s", json_string_value(reason));
     }
     slot->done = true;
@@ -181,7 +184,10 @@ static void on_data(void *ctx, const char *text, size_t len)
         return;
     }
     json_t *chunk = json_loadb(text, len, JSON_ALLOW_NUL, NULL);
-    if (chunk == NULL || json_object_get(chunk, "error") != NULL) {
+    bool error = chunk == NULL || json_object_get(chunk, "error") != NULL;
+    if (error && slot->owner->config.may_end_early) {
+        slot->broken = true;
+    } else if (error) {
         fail(slot->owner, "a stream got: %.400s", text);
     }
     const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0);
@@ -198,7 +204,12 @@ static void on_end(void *ctx, int status, const char *error, const char *body)
     slot_t *slot = ctx;
     streams_t *self = slot->owner;
     slot->open = false;
-    if (status != 200 || error[0] != '\0' || !slot->done) {
+    bool ok = status == 200 && error[0] == '\0' && slot->done && !slot->broken;
+    if (self->config.may_end_early && (!ok || slot->record.n_tokens == 0)) {
+        stream_record_fini(&slot->record);
+        return;
+    }
+    if (!ok) {
         fail(self, "a stream ended with status %d %s %.300s", status, error, body);
         stream_record_fini(&slot->record);
         return;
@@ -254,7 +265,7 @@ static void start(slot_t *slot)
                                                 .seed = seed,
                                                 .max_tokens = n_max,
                                                 .ignore_eos = c->texts == NULL};
-    slot->done = false;
+    slot->done = slot->broken = false;
     slot->last_ns = 0;
     char url[600];
     snprintf(url, sizeof url, "%s/v1/completions", c->url);

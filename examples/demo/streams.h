@@ -18,6 +18,8 @@ typedef struct {
     /* A text prompt for every stream instead of random ids; NULL: random ids. */
     const char *const *texts;
     size_t n_texts;
+    /* Streams may be aborted (what they said until then is kept) and fail (dropped). */
+    bool may_end_early;
 } streams_config_t;
 
 #define STREAMS_MAX_SETS 4096
