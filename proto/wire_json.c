@@ -140,6 +140,9 @@ lk_status_t wire_to_json(const wire_value_t *value, json_t **out, lk_error_t *er
     case WIRE_EXT:
         break;
     }
+    if (made == NULL && wire_kind(value) == WIRE_FLOAT) {
+        return lk_error_set(err, LK_ERR_INVALID, "a number must be finite");
+    }
     if (made == NULL) {
         return invalid(value, err);
     }

@@ -81,7 +81,7 @@ static const struct {
     {"\xc4\x01x", 3, "kind bin"},
     {"\xd4\x01x", 3, "kind ext"},
     {"\xcf\xff\xff\xff\xff\xff\xff\xff\xff", 9, "not valid here"}, /* 2^64 - 1 */
-    {"\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00", 9, "not valid here"}, /* infinity */
+    {"\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00", 9, "finite"},         /* infinity */
     {"\xa2\xff\xfe", 3, "not UTF-8"},
     {"\xa2"
      "a\0",
