@@ -2,12 +2,14 @@
 #include "api_frontend/http_refusal.h"
 #include "api_frontend/router.h"
 #include "base/check.h"
+#include "base/env.h"
 #include "base/log.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
+#include <event2/listener.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -18,14 +20,17 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define BACKLOG    4096
-#define NO_TIMEOUT (7 * 24 * 3600) /* while a call is worked on: only its own deadlines count */
-#define MAX_AHEAD  (256u << 10)    /* bytes read ahead of the call that is worked on */
+#define BACKLOG         4096
+#define NO_TIMEOUT      (7 * 24 * 3600) /* of a call that is worked on: it has its own deadlines */
+#define ACCEPT_SAY_NS   (10 * LK_SECOND_NS)
+#define ACCEPT_PAUSE_MS 100          /* after an accept that failed, at most */
+#define MAX_AHEAD       (256u << 10) /* bytes read ahead of the call that is worked on */
 
 struct http_server {
     struct event_base *base;
     struct evhttp *http;
     struct evhttp_bound_socket *socket;
+    struct event *accept_again;
     api_t *api;
     http_limits_t limits;
     void (*after_event)(void *ctx);
@@ -411,6 +416,27 @@ static void on_request(struct evhttp_request *req, void *ctx)
 
 /* ---- listening ---- */
 
+/* No descriptors or memory left. libevent would try again at once, and log it, for as long as that
+ * lasts. (ctx is evhttp's: the listener alone says whose it is, so the server's timer enables it.)
+ */
+static void on_accept_error(struct evconnlistener *listener, void *ctx)
+{
+    static uint64_t said_ns; /* of the process: one line in ACCEPT_SAY_NS is enough for all */
+    int error = errno;
+    uint64_t now = lk_env_now_ns(lk_env_real());
+    if (said_ns == 0 || now - said_ns >= ACCEPT_SAY_NS) {
+        LK_WARN("new connections wait: %s", strerror(error));
+        said_ns = now;
+    }
+    evconnlistener_disable(listener);
+}
+
+static void on_accept_again(evutil_socket_t fd, short what, void *ctx)
+{
+    http_server_t *self = ctx;
+    evconnlistener_enable(evhttp_bound_socket_get_listener(self->socket));
+}
+
 static lk_status_t listen_on(http_server_t *self, const char *host, uint16_t port, lk_error_t *err)
 {
     self->socket = evhttp_bind_socket_with_handle(self->http, host, port);
@@ -418,6 +444,12 @@ static lk_status_t listen_on(http_server_t *self, const char *host, uint16_t por
         return lk_error_set(err, LK_ERR_IO, "can not listen on %s port %u: %s", host, port,
                             strerror(errno));
     }
+    struct timeval period = {0, ACCEPT_PAUSE_MS * 1000};
+    self->accept_again = event_new(self->base, -1, EV_PERSIST, on_accept_again, self);
+    if (self->accept_again == NULL || event_add(self->accept_again, &period) != 0) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    evconnlistener_set_error_cb(evhttp_bound_socket_get_listener(self->socket), on_accept_error);
     int fd = evhttp_bound_socket_get_fd(self->socket), on = 1;
     /* Linux hands it to accepted sockets; without it every stream starts 40 ms late. */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -473,6 +505,7 @@ void http_server_destroy(http_server_t **self_p)
 {
     if (self_p != NULL && *self_p != NULL) {
         (*self_p)->destroying = true;
+        http_server_stop_accepting(*self_p);
         evhttp_free((*self_p)->http);
         free(*self_p);
         *self_p = NULL;
@@ -486,6 +519,10 @@ uint16_t http_server_port(const http_server_t *self)
 
 void http_server_stop_accepting(http_server_t *self)
 {
+    if (self->accept_again != NULL) {
+        event_free(self->accept_again);
+        self->accept_again = NULL;
+    }
     if (self->socket != NULL) {
         evhttp_del_accept_socket(self->http, self->socket);
         self->socket = NULL;
