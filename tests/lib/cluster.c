@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -57,7 +58,12 @@ void cluster_print_log(const cluster_t *c)
     fclose(f);
 }
 
-static uint64_t memory_limit;
+static uint64_t memory_limit, files_limit;
+
+void cluster_limit_files(uint64_t n)
+{
+    files_limit = n;
+}
 
 void cluster_limit_memory(uint64_t bytes)
 {
@@ -79,6 +85,9 @@ void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
         if (strcmp(*args, "--admin-key") == 0 && args[1] != NULL) {
             snprintf(c->key, sizeof c->key, "%s", args[1]);
         }
+        if (strcmp(*args, "--api-key") == 0 && args[1] != NULL) {
+            snprintf(c->api_key, sizeof c->api_key, "%s", args[1]);
+        }
         argv[n++] = *args;
     }
     int out[2];
@@ -88,6 +97,10 @@ void cluster_spawn(cluster_t *c, const char *model, const char *const *args)
     if (c->launcher == 0) {
         prctl(PR_SET_PDEATHSIG, SIGTERM); /* a test that fails or hangs leaves no cluster */
         setenv("LK_TEST_CLUSTER", c->mark, 1);
+        struct rlimit files = {files_limit, files_limit};
+        if (files_limit != 0 && setrlimit(RLIMIT_NOFILE, &files) != 0) {
+            _exit(127);
+        }
         if (memory_limit != 0) {
             test_memory_cap(memory_limit);
         }
@@ -255,7 +268,7 @@ json_t *cluster_call(const cluster_t *c, const char *method, const char *path, c
 
 /* ---- bytes as they are ---- */
 
-static int connect_to(const cluster_t *c)
+int cluster_connect(const cluster_t *c)
 {
     char host[64];
     unsigned port;
@@ -281,7 +294,7 @@ static bool is_whole(lk_buf_t *text)
 void cluster_raw(const cluster_t *c, const void *bytes, size_t len, bool shut, double seconds,
                  lk_buf_t *out)
 {
-    int fd = connect_to(c);
+    int fd = cluster_connect(c);
     double end = now_s() + seconds;
     size_t sent = 0;
     char chunk[65536];
@@ -457,7 +470,7 @@ json_t *cluster_join(cluster_async_t *a, double seconds, int *status)
     ck_assert_ptr_nonnull(body);
     *status = atoi(lk_buf_cstr(&buf));
     json_t *json = json_loads(body + 1, JSON_ALLOW_NUL, NULL);
-    ck_assert_msg(json != NULL, "the reply is no JSON: %s", body);
+    ck_assert_msg(json != NULL, "the reply is no JSON: %.2000s", body);
     lk_buf_fini(&buf);
     return json;
 }

@@ -18,6 +18,7 @@ typedef struct {
     char log[300];     /* file with the cluster's standard error */
     int out_fd;        /* its standard output */
     char key[128];     /* what cluster_call sends: the --admin-key of args */
+    char api_key[128]; /* what complete() sends: the --api-key of args */
 } cluster_t;
 
 /* Starts `deploy/lockstep serve MODEL --port 0 ARGS...` (args NULL-terminated) and waits for the
@@ -26,6 +27,8 @@ void cluster_start(cluster_t *c, const char *model, const char *const *args);
 /* Bounds the address space of each process of the clusters started from now on (not where a
  * sanitizer needs it); 0: unbounded. */
 void cluster_limit_memory(uint64_t bytes);
+/* The same for open files. */
+void cluster_limit_files(uint64_t n);
 /* Same, but returns at once (to kill it in mid-start). */
 void cluster_spawn(cluster_t *c, const char *model, const char *const *args);
 /* Waits for the ready line; false if the launcher ended without one. */
@@ -45,6 +48,8 @@ void cluster_print_log(const cluster_t *c);
  * status is not `want` (0: any; then *status is set). body may be NULL. */
 json_t *cluster_call(const cluster_t *c, const char *method, const char *path, const char *body,
                      int want, int *status);
+/* A TCP connection to the cluster's HTTP port. */
+int cluster_connect(const cluster_t *c);
 /* Sends bytes as they are on a connection of its own and collects what comes back: one whole reply
  * (by its Content-Length), or all until the server closes. shut: close the sending side behind the
  * bytes. Fails the test when there is neither within `seconds`. */

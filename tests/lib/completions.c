@@ -11,16 +11,20 @@
 
 static json_t *complete_at(const cluster_t *c, int rank, int want, const char *fmt, va_list ap)
 {
-    char body[16384], header[64] = "";
+    char body[16384], header[256] = "";
     int n = vsnprintf(body, sizeof body, fmt, ap);
     ck_assert_int_lt(n, (int)sizeof body);
+    int used = 0;
+    if (c->api_key[0] != '\0') {
+        used = snprintf(header, sizeof header, "Authorization: Bearer %s\r\n", c->api_key);
+    }
     if (rank >= 0) {
-        snprintf(header, sizeof header, "X-data-parallel-rank: %d\r\n", rank);
+        snprintf(header + used, sizeof header - (size_t)used, "X-data-parallel-rank: %d\r\n", rank);
     }
     json_t *reply;
     int status = cluster_call_with(c, "POST", "/v1/completions", header, body, (size_t)n, &reply);
     char *text = json_dumps(reply, JSON_COMPACT | JSON_ENCODE_ANY);
-    ck_assert_msg(status == want && reply != NULL, "%s: %d %s", body, status, text);
+    ck_assert_msg(status == want && reply != NULL, "%s: %d %.2000s", body, status, text);
     free(text);
     return reply;
 }
