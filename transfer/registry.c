@@ -6,6 +6,7 @@
 /* name is the "backend" of --weight-transfer-config */
 #define BACKEND_TABLE(X)                                                                           \
     X(mem)                                                                                         \
+    X(shm)                                                                                         \
     X(tcp)
 
 static const wte_ops_t *const engines[] = {

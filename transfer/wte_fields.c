@@ -76,6 +76,20 @@ lk_status_t wte_fields_check(const char *what, const char *backend, const json_t
     return LK_OK;
 }
 
+lk_status_t wte_fields_world(const char *backend, const json_t *init_info, int64_t ranks,
+                             lk_error_t *err)
+{
+    int64_t offset = wte_fields_int(init_info, "rank_offset", 1);
+    int64_t world = wte_fields_int(init_info, "world_size", offset + ranks);
+    return offset + ranks <= world
+               ? LK_OK
+               : lk_error_set(err, LK_ERR_INVALID,
+                              "Invalid init_info for %s: world_size is %lld, but rank_offset %lld "
+                              "and %lld ranks here need at least %lld",
+                              backend, (long long)world, (long long)offset, (long long)ranks,
+                              (long long)(offset + ranks));
+}
+
 int64_t wte_fields_int(const json_t *object, const char *name, int64_t absent)
 {
     const json_t *value = json_object_get(object, name);

@@ -27,6 +27,13 @@ typedef struct {
         "is_checkpoint_format", WTE_FIELD_ANY, false, 0, 0                                         \
     }
 
+/* The place in a group that NCCL-shaped callers send; see wte_fields_world. */
+#define WTE_WORLD_FIELDS                                                                           \
+    {"rank_offset", WTE_FIELD_INT, false, 1, 1 << 20},                                             \
+    {                                                                                              \
+        "world_size", WTE_FIELD_INT, false, 2, 1 << 20                                             \
+    }
+
 /* An update_info without fields of the backend's own. */
 #define WTE_UPDATE_FIELDS                                                                          \
     {"names", WTE_FIELD_ANY, true, 0, 0}, {"dtype_names", WTE_FIELD_ANY, true, 0, 0},              \
@@ -37,6 +44,9 @@ typedef struct {
 LK_MUST_USE lk_status_t wte_fields_check(const char *what, const char *backend,
                                          const json_t *object, const wte_field_t *fields, size_t n,
                                          lk_error_t *err);
+/* Of a checked init_info: that world_size holds `ranks` ranks from rank_offset on. */
+LK_MUST_USE lk_status_t wte_fields_world(const char *backend, const json_t *init_info,
+                                         int64_t ranks, lk_error_t *err);
 /* Of a checked object: the value, or `absent`. */
 int64_t wte_fields_int(const json_t *object, const char *name, int64_t absent);
 bool wte_fields_bool(const json_t *object, const char *name, bool absent);

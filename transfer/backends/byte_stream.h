@@ -1,6 +1,6 @@
 /*
  * byte_stream.h: an ordered, reliable stream of bytes between a rank and a trainer, so that one
- * receiver and one sender serve sockets (tcp) and memory (mem). One thread; nothing blocks.
+ * receiver and one sender serve sockets (tcp, shm) and memory (mem). One thread; nothing blocks.
  */
 #ifndef LK_TRANSFER_BYTE_STREAM_H
 #define LK_TRANSFER_BYTE_STREAM_H
@@ -24,6 +24,8 @@ typedef struct byte_stream_ops {
                          lk_error_t *err);
     lk_status_t (*writev)(byte_stream_t *self, const struct iovec *iov, int n, size_t *moved,
                           lk_error_t *err);
+    /* (optional) The peer is one of ours: what is written next may carry what only such get. */
+    void (*admit)(byte_stream_t *self);
     /* True if the peer is known to be gone. Consumes nothing. */
     bool (*hung_up)(byte_stream_t *self);
     /* To poll, or -1. */

@@ -91,7 +91,7 @@ lk_status_t transfer_frame_decode(const uint8_t in[TRANSFER_FRAME_SIZE], transfe
         return lk_error_set(err, LK_ERR_PEER, "frame of protocol version %u, expected %u", version,
                             TRANSFER_VERSION);
     }
-    if (kind < TRANSFER_WELCOME || kind > TRANSFER_FAIL) {
+    if (strcmp(transfer_kind_name((transfer_kind_t)kind), "?") == 0) {
         return lk_error_set(err, LK_ERR_PEER, "frame of unknown kind %u", kind);
     }
     out->kind = (transfer_kind_t)kind;

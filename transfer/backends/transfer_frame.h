@@ -1,5 +1,5 @@
 /*
- * transfer_frame.h: the bytes that the stream backends (tcp, mem) exchange. Integers are
+ * transfer_frame.h: the bytes that the stream backends (tcp, mem, shm) exchange. Integers are
  * little-endian. The trainer listens, every rank connects `lanes` times.
  *
  *   rank -> trainer   hello: magic "LKWH", version u16, 0 u16, pid u64, dp rank u32, dp size u32,
@@ -14,19 +14,30 @@
  *   either            FAIL {length} + text: I give up. The connection ends with it.
  *
  * Bucket b of an update travels on lane b mod lanes. `update` is the rank's own count, echoed.
+ *
+ * With a window (shm) the payload of DATA isn't in the stream: the n-th DATA frame of an update,
+ * counted from 0 over all buckets, stands for the first `length` bytes of slot n mod slots of a
+ * shared ring of TRANSFER_CHUNK_BYTES slots. Nothing else is in the ring; the frames say all that
+ * there is to know. There is one lane.
+ *   rank -> trainer   TAKEN {bucket, offset: bytes of the bucket taken so far}, after every DATA
+ *                     but a bucket's last: those slots may be overwritten, as may an
+ *                     acknowledged bucket's
+ *
+ * WELCOME's offset is a set of TRANSFER_WELCOME_* bits.
  */
 #ifndef LK_TRANSFER_TRANSFER_FRAME_H
 #define LK_TRANSFER_TRANSFER_FRAME_H
 
 #include "base/status.h"
 
-#define TRANSFER_VERSION     1u
-#define TRANSFER_HELLO_SIZE  40u
-#define TRANSFER_FRAME_SIZE  48u
-#define TRANSFER_TOKEN_MAX   256u
-#define TRANSFER_TEXT_MAX    512u       /* bytes of a FAIL */
-#define TRANSFER_CHUNK_BYTES (1u << 20) /* of a DATA frame, as senders cut them */
-#define TRANSFER_LANES_MAX   8u
+#define TRANSFER_VERSION            1u
+#define TRANSFER_HELLO_SIZE         40u
+#define TRANSFER_FRAME_SIZE         48u
+#define TRANSFER_TOKEN_MAX          256u
+#define TRANSFER_TEXT_MAX           512u       /* bytes of a FAIL */
+#define TRANSFER_CHUNK_BYTES        (1u << 20) /* of a DATA frame, as senders cut them */
+#define TRANSFER_LANES_MAX          8u
+#define TRANSFER_WELCOME_NO_DIGESTS 1u /* of a WELCOME's offset: DIGEST frames carry none */
 
 /* name, value */
 #define TRANSFER_KIND_TABLE(X)                                                                     \
@@ -35,7 +46,8 @@
     X(DATA, 3)                                                                                     \
     X(DIGEST, 4)                                                                                   \
     X(ACK, 5)                                                                                      \
-    X(FAIL, 6)
+    X(FAIL, 6)                                                                                     \
+    X(TAKEN, 7)
 typedef enum {
 #define X(name, value) TRANSFER_##name = value,
     TRANSFER_KIND_TABLE(X)

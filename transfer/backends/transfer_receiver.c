@@ -11,6 +11,7 @@
 
 /* Small enough that a piece is still in the cache when it is hashed. */
 #define READ_BYTES (512u << 10)
+#define COPY_BYTES (128u << 10)
 
 typedef enum { LANE_CONNECTING, LANE_GREETING, LANE_READY } lane_phase_t;
 
@@ -24,7 +25,9 @@ struct transfer_lane {
     size_t head_len;
     transfer_frame_t frame; /* valid while `in_payload` */
     bool in_payload;
+    bool in_slot; /* the frame's payload waits in the window */
     uint64_t payload_done;
+    uint64_t slots_used;          /* DATA frames of this update */
     char text[TRANSFER_TEXT_MAX]; /* payload of FAIL */
 
     size_t bucket; /* the one being received; lane + k * n_lanes */
@@ -59,6 +62,7 @@ static void receiver_close(transfer_receiver_t *self, receiver_phase_t phase)
     self->buckets = NULL;
     self->n_buckets = 0;
     self->load = (wte_update_t){0};
+    self->window = NULL;
     self->progress.waiting_for[0] = '\0';
     explicit_bzero(self->token, sizeof self->token);
     self->phase = phase;
@@ -257,6 +261,7 @@ static lk_status_t lane_greet(transfer_receiver_t *self, transfer_lane_t *lane, 
             (self->session == 0 || self->session == lane->frame.session) &&
             lane->frame.session != 0) {
             self->session = lane->frame.session;
+            self->unchecked = (lane->frame.offset & TRANSFER_WELCOME_NO_DIGESTS) != 0;
             lane->phase = LANE_READY;
         } else if (lane->frame.kind != TRANSFER_FAIL) {
             return lk_error_set(err, LK_ERR_PEER, "unexpected %s frame instead of a welcome",
@@ -310,6 +315,19 @@ lk_status_t receiver_open_step(transfer_receiver_t *self, lk_error_t *err)
                  connecting ? behind->stream->note : "");
     receiver_close(self, RECEIVER_CLOSED);
     return LK_ERR_TIMEOUT;
+}
+
+byte_stream_t *receiver_stream(const transfer_receiver_t *self)
+{
+    CHECK(self->n_lanes > 0);
+    return self->lanes[0].stream;
+}
+
+void receiver_set_window(transfer_receiver_t *self, const uint8_t *window, uint64_t slots)
+{
+    CHECK(self->phase == RECEIVER_IDLE && self->n_lanes == 1 && slots > 0);
+    self->window = window;
+    self->window_slots = slots;
 }
 
 lk_status_t receiver_check(const transfer_receiver_t *self, const char *backend, lk_error_t *err)
@@ -366,6 +384,7 @@ lk_status_t receiver_begin(transfer_receiver_t *self, const wte_update_t *update
         TRANSFER_GO, self->session, self->update, n_buckets, 0, self->progress.bytes_total};
     for (size_t i = 0; i < self->n_lanes; i++) {
         lane_start_bucket(&self->lanes[i], i);
+        self->lanes[i].slots_used = 0;
         queue_frame(&self->lanes[i], &go);
     }
     self->phase = RECEIVER_RECEIVING;
@@ -463,17 +482,19 @@ static lk_status_t begin_frame(transfer_receiver_t *self, transfer_lane_t *lane,
         if (f->offset != lane->bucket_done) {
             return bad_frame(lane, "frame at a wrong offset", err);
         }
-        if (f->length == 0 || f->length > bytes - lane->bucket_done) {
+        if (f->length == 0 || f->length > bytes - lane->bucket_done ||
+            (self->window != NULL && f->length > TRANSFER_CHUNK_BYTES)) {
             return bad_frame(lane, "frame of a wrong length", err);
         }
-        lane->in_payload = true;
+        lane->in_payload = self->window == NULL;
+        lane->in_slot = self->window != NULL;
         lane->payload_done = 0;
         return lane->target == NULL ? choose_target(self, lane, err) : LK_OK;
     }
     if (f->length != 0 || lane->bucket_done != bytes) {
         return bad_frame(lane, "digest before the bucket's end", err);
     }
-    if (f->offset != XXH3_64bits_digest(lane->hash)) {
+    if (!self->unchecked && f->offset != XXH3_64bits_digest(lane->hash)) {
         return lk_error_set(err, LK_ERR_PEER, "digest of the received bytes is not the trainer's");
     }
     if (lane->target == NULL) {
@@ -508,9 +529,46 @@ static lk_status_t deliver(transfer_receiver_t *self, transfer_lane_t *lane, uin
     return LK_OK;
 }
 
+/* `got` bytes of the bucket have come to `to`. */
+static void take_bytes(transfer_receiver_t *self, transfer_lane_t *lane, const uint8_t *to,
+                       size_t got)
+{
+    if (!self->unchecked) {
+        XXH3_64bits_update(lane->hash, to, got);
+    }
+    lane->bucket_done += got;
+    self->progress.bytes_done += got;
+}
+
+/* Copies a frame's payload out of its slot. What is hashed, and handed on, is the copy: the trainer
+ * could still write to the slot. */
+static void take_slot(transfer_receiver_t *self, transfer_lane_t *lane, uint64_t *cost)
+{
+    const uint8_t *slot =
+        self->window + lane->slots_used % self->window_slots * TRANSFER_CHUNK_BYTES;
+    for (uint64_t done = 0; done < lane->frame.length;) {
+        size_t run = LK_MIN(lane->frame.length - done, (size_t)COPY_BYTES);
+        uint8_t *to = lane->target + lane->bucket_done;
+        memcpy(to, slot + done, run);
+        take_bytes(self, lane, to, run);
+        done += run;
+    }
+    lane->in_slot = false;
+    lane->slots_used++;
+    *cost = lane->frame.length;
+    if (lane->bucket_done < self->buckets[lane->bucket].bytes) {
+        queue_frame(lane, &(transfer_frame_t){TRANSFER_TAKEN, self->session, self->update,
+                                              lane->bucket, lane->bucket_done, 0});
+    }
+}
+
 static lk_status_t receive_some(transfer_receiver_t *self, transfer_lane_t *lane, uint64_t *cost,
                                 lk_error_t *err)
 {
+    if (lane->in_slot) {
+        take_slot(self, lane, cost);
+        return LK_OK;
+    }
     bool data = lane->in_payload && lane->frame.kind == TRANSFER_DATA;
     uint8_t *to =
         data ? lane->target + lane->bucket_done : (uint8_t *)lane->text + lane->payload_done;
@@ -520,9 +578,7 @@ static lk_status_t receive_some(transfer_receiver_t *self, transfer_lane_t *lane
         return st;
     }
     if (data) {
-        XXH3_64bits_update(lane->hash, to, got);
-        lane->bucket_done += got;
-        self->progress.bytes_done += got;
+        take_bytes(self, lane, to, got);
         *cost = got;
     } else if (lane->frame.kind == TRANSFER_FAIL && got > 0 && !lane->in_payload) {
         return trainer_failed(self, lane, err);
@@ -631,7 +687,7 @@ size_t receiver_pollfds(const transfer_receiver_t *self, struct pollfd *fds, siz
         const transfer_lane_t *lane = &self->lanes[i];
         int fd = lane->stream->ops->fd(lane->stream);
         if (fd < 0 || (self->phase != RECEIVER_OPENING && self->phase != RECEIVER_RECEIVING) ||
-            lane->verified) {
+            lane->verified || lane->in_slot) {
             return 0; /* nothing to wait for, or work at hand */
         }
         if (self->phase == RECEIVER_RECEIVING && lane->bucket >= self->n_buckets && flushed(lane)) {

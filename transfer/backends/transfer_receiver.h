@@ -1,6 +1,6 @@
 /*
  * transfer_receiver.h: a rank's half of the frame protocol (transfer_frame.h) over byte streams.
- * The tcp and mem engines are this object plus a way to connect. Zeroed memory is a closed
+ * The tcp, mem and shm engines are this object plus a way to connect. Zeroed memory is a closed
  * receiver. Memory: one staging buffer per lane, as large as the largest bucket that could not be
  * received in place; kept for later updates.
  */
@@ -33,8 +33,11 @@ typedef struct {
     transfer_lane_t *lanes;
     size_t n_lanes;
     uint64_t session;
-    uint64_t update;      /* counts from 1 */
-    uint64_t progress_ns; /* when something last moved */
+    uint64_t update;       /* counts from 1 */
+    uint64_t progress_ns;  /* when something last moved */
+    bool unchecked;        /* the trainer sends no bucket digests */
+    const uint8_t *window; /* see receiver_set_window */
+    uint64_t window_slots;
 
     wte_update_t load;
     weight_sink_t sink;
@@ -50,6 +53,12 @@ LK_MUST_USE lk_status_t receiver_open(transfer_receiver_t *self, const wte_conte
                                       lk_error_t *err);
 /* INPROGRESS, OK when the trainer has welcomed every lane, or an error (then closed). */
 LK_MUST_USE lk_status_t receiver_open_step(transfer_receiver_t *self, lk_error_t *err);
+
+/* The first lane's stream, of an open receiver. Borrowed. */
+byte_stream_t *receiver_stream(const transfer_receiver_t *self);
+/* Payloads are in a ring of `slots` slots, which the caller owns and keeps mapped until the
+ * receiver is closed. For an open receiver of one lane, before its first update. */
+void receiver_set_window(transfer_receiver_t *self, const uint8_t *window, uint64_t slots);
 
 /* LK_ERR_STATE if not open, or if the trainer has hung up: nothing of a new update was lost, so it
  * is no failure that a retry would repair. No side effects. */

@@ -10,8 +10,9 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define SEND_BYTES    (1u << 20) /* of one write */
-#define SEND_BUDGET   (8u << 20) /* per connection and step */
+#define SEND_BYTES    (1u << 20)   /* of one write */
+#define SEND_BUDGET   (8u << 20)   /* per connection and step */
+#define PACK_BYTES    (128u << 10) /* copied, and hashed while they are in the cache */
 #define STRANGERS_MAX 64
 
 /* Where a lane stands: `head` bytes of the next header are out, then payload from `pos`. */
@@ -21,6 +22,7 @@ typedef struct {
     uint32_t head;
     size_t tensor;       /* holds pos */
     uint64_t tensor_pos; /* its first byte in the bucket */
+    uint64_t slot;       /* slots before pos, over all buckets; only with a window */
 } cursor_t;
 
 typedef struct {
@@ -34,6 +36,8 @@ typedef struct {
     uint64_t update; /* the rank's count, echoed */
     uint64_t progress_ns;
     cursor_t cursor;
+    uint64_t slots_acked; /* of acknowledged buckets */
+    uint64_t taken;       /* bytes that the rank has taken of bucket `acked` */
 } link_t;
 
 typedef struct {
@@ -61,6 +65,11 @@ struct transfer_sender {
     size_t n_strangers;
     char refused[256]; /* the last stranger and why */
     bool dead;
+    bool unchecked;
+
+    uint8_t *window; /* NULL: payloads go with the frames */
+    uint64_t window_slots;
+    cursor_t packed; /* everything before it is in the window */
 
     bool active;
     const tensor_desc_t *descs;
@@ -139,6 +148,18 @@ void sender_destroy(transfer_sender_t **self_p)
     free(self->links);
     explicit_bzero(self->token, sizeof self->token);
     free(self);
+}
+
+void sender_set_window(transfer_sender_t *self, uint8_t *window, uint64_t slots)
+{
+    CHECK(self->lanes == 1 && !self->active && slots > 0);
+    self->window = window;
+    self->window_slots = slots;
+}
+
+void sender_set_checked(transfer_sender_t *self, bool checked)
+{
+    self->unchecked = !checked;
 }
 
 void sender_add(transfer_sender_t *self, byte_stream_t *stream)
@@ -228,6 +249,10 @@ lk_status_t sender_greet(transfer_sender_t *self)
             continue;
         }
         transfer_frame_t welcome = {TRANSFER_WELCOME, self->session, 0, 0, 0, 0};
+        welcome.offset = self->unchecked ? TRANSFER_WELCOME_NO_DIGESTS : 0;
+        if (st == LK_OK && s->stream->ops->admit != NULL) {
+            s->stream->ops->admit(s->stream);
+        }
         if (st == LK_OK && send_short(s->stream, &welcome, "")) {
             link_t *link = &self->links[(size_t)hello.dp_rank * self->lanes + hello.lane];
             byte_stream_destroy(&link->stream);
@@ -283,7 +308,7 @@ static uint64_t tensor_bytes(const transfer_sender_t *self, size_t i)
 
 static void cursor_start(const transfer_sender_t *self, cursor_t *c, size_t bucket)
 {
-    *c = (cursor_t){.bucket = bucket};
+    *c = (cursor_t){.bucket = bucket, .slot = c->slot};
     c->tensor = bucket < self->n_buckets ? self->buckets[bucket].first : 0;
 }
 
@@ -319,7 +344,9 @@ lk_status_t sender_begin(transfer_sender_t *self, const tensor_desc_t *descs,
         link_t *link = &self->links[i];
         link->go = false;
         link->acked = i % self->lanes;
+        link->slots_acked = link->taken = 0;
         link->progress_ns = now;
+        link->cursor.slot = 0;
         cursor_start(self, &link->cursor, i % self->lanes);
     }
     for (uint32_t l = 0; l < self->lanes; l++) {
@@ -327,8 +354,86 @@ lk_status_t sender_begin(transfer_sender_t *self, const tensor_desc_t *descs,
         self->hashes[l].pos = 0;
         XXH3_64bits_reset(self->hashes[l].state);
     }
+    self->packed.slot = 0;
+    cursor_start(self, &self->packed, 0);
     self->active = true;
     return LK_OK;
+}
+
+/* Finds the tensor that holds c->pos, which is before the bucket's end. */
+static uint64_t cursor_tensor(const transfer_sender_t *self, cursor_t *c)
+{
+    uint64_t size = tensor_bytes(self, c->tensor);
+    while (c->pos >= c->tensor_pos + size) {
+        c->tensor_pos += size;
+        size = tensor_bytes(self, ++c->tensor);
+    }
+    return size;
+}
+
+/* ---- the window ---- */
+
+/* Packing may go on: something is left, and every rank is done with the slot's older bytes. */
+static bool can_pack(const transfer_sender_t *self)
+{
+    if (self->window == NULL || self->packed.bucket >= self->n_buckets) {
+        return false;
+    }
+    bool entered = false;
+    for (uint32_t r = 0; r < self->n_ranks; r++) {
+        const link_t *link = &self->links[r];
+        bool done = link->go && link->acked >= self->n_buckets;
+        uint64_t free_slots = link->slots_acked + link->taken / TRANSFER_CHUNK_BYTES;
+        if (!done && self->packed.slot - free_slots >= self->window_slots) {
+            return false;
+        }
+        entered = entered || link->go;
+    }
+    return entered;
+}
+
+/* One slot, or the end of a bucket. */
+static uint64_t pack_slot(transfer_sender_t *self)
+{
+    cursor_t *c = &self->packed;
+    lane_hash_t *h = &self->hashes[0];
+    const packed_bucket_t *bucket = &self->buckets[c->bucket];
+    uint8_t *slot = self->window + c->slot % self->window_slots * TRANSFER_CHUNK_BYTES;
+    uint64_t bytes = LK_MIN(bucket->bytes - c->pos, (uint64_t)TRANSFER_CHUNK_BYTES);
+    for (uint64_t done = 0; done < bytes;) {
+        uint64_t size = cursor_tensor(self, c), at = c->pos - c->tensor_pos;
+        size_t run = LK_MIN(LK_MIN(bytes - done, size - at), (uint64_t)PACK_BYTES);
+        memcpy(slot + done, (const uint8_t *)self->data[c->tensor] + at, run);
+        if (!self->unchecked) {
+            XXH3_64bits_update(h->state, slot + done, run);
+        }
+        done += run;
+        c->pos += run;
+    }
+    c->slot += bytes > 0;
+    if (c->pos == bucket->bytes) {
+        self->digests[c->bucket] = self->unchecked ? 0 : XXH3_64bits_digest(h->state);
+        XXH3_64bits_reset(h->state);
+        cursor_start(self, c, c->bucket + 1);
+    }
+    return bytes;
+}
+
+static void pack_some(transfer_sender_t *self)
+{
+    for (uint64_t bytes = 0; bytes < SEND_BUDGET && can_pack(self);) {
+        bytes += pack_slot(self) + TRANSFER_FRAME_SIZE;
+    }
+}
+
+/* May the frame at c leave? Without a window, always. */
+static bool frame_ready(const transfer_sender_t *self, const cursor_t *c)
+{
+    if (self->window == NULL || self->packed.bucket > c->bucket) {
+        return true;
+    }
+    return self->packed.bucket == c->bucket && self->packed.slot > c->slot &&
+           c->pos < self->buckets[c->bucket].bytes;
 }
 
 /* The next run of bytes at c: a header (into head[]) or a piece of one tensor. */
@@ -348,11 +453,7 @@ static struct iovec cursor_piece(const transfer_sender_t *self, const link_t *li
         transfer_frame_encode(&frame, head);
         return (struct iovec){head + c->head, TRANSFER_FRAME_SIZE - c->head};
     }
-    uint64_t size = tensor_bytes(self, c->tensor);
-    while (c->pos >= c->tensor_pos + size) {
-        c->tensor_pos += size;
-        size = tensor_bytes(self, ++c->tensor);
-    }
+    uint64_t size = cursor_tensor(self, c);
     uint64_t chunk_end = (c->pos / TRANSFER_CHUNK_BYTES + 1) * TRANSFER_CHUNK_BYTES;
     uint64_t end = LK_MIN(LK_MIN(chunk_end, bucket->bytes), c->tensor_pos + size);
     return (struct iovec){(uint8_t *)self->data[c->tensor] + (c->pos - c->tensor_pos),
@@ -367,6 +468,10 @@ static void cursor_skip(const transfer_sender_t *self, cursor_t *c, size_t n)
         c->head += (uint32_t)n;
         if (c->head == TRANSFER_FRAME_SIZE && c->pos == bytes) {
             cursor_start(self, c, c->bucket + self->lanes);
+        } else if (c->head == TRANSFER_FRAME_SIZE && self->window != NULL) {
+            c->pos += LK_MIN(bytes - c->pos, (uint64_t)TRANSFER_CHUNK_BYTES);
+            c->slot++;
+            c->head = 0;
         }
         return;
     }
@@ -407,18 +512,25 @@ static lk_status_t link_write(transfer_sender_t *self, link_t *link, size_t lane
     uint8_t heads[BYTE_STREAM_IOV_MAX][TRANSFER_FRAME_SIZE];
     struct iovec iov[BYTE_STREAM_IOV_MAX];
     int64_t budget = SEND_BUDGET;
+    bool hashing = self->window == NULL && !self->unchecked;
     while (link->go && budget > 0 && link->cursor.bucket < self->n_buckets) {
         cursor_t c = link->cursor;
         int n = 0;
         size_t size = 0;
-        while (n < BYTE_STREAM_IOV_MAX && size < SEND_BYTES && c.bucket < self->n_buckets) {
-            hash_finish(self, lane, &c);
+        while (n < BYTE_STREAM_IOV_MAX && size < SEND_BYTES && c.bucket < self->n_buckets &&
+               frame_ready(self, &c)) {
+            if (hashing) {
+                hash_finish(self, lane, &c);
+            }
             iov[n] = cursor_piece(self, link, &c, heads[n]);
-            if (c.head == TRANSFER_FRAME_SIZE) {
+            if (hashing && c.head == TRANSFER_FRAME_SIZE) {
                 hash_piece(self, lane, &c, iov[n]);
             }
             cursor_skip(self, &c, iov[n].iov_len);
             size += iov[n++].iov_len;
+        }
+        if (n == 0) {
+            break; /* the window is still to be filled */
         }
         size_t moved = 0;
         lk_status_t st = link->stream->ops->writev(link->stream, iov, n, &moved, err);
@@ -429,14 +541,27 @@ static lk_status_t link_write(transfer_sender_t *self, link_t *link, size_t lane
         budget -= (int64_t)moved;
         for (int i = 0; moved > 0; i++) {
             size_t part = LK_MIN(moved, iov[i].iov_len);
-            self->bytes += link->cursor.head == TRANSFER_FRAME_SIZE ? part : 0;
+            uint64_t pos = link->cursor.pos;
+            size_t bucket = link->cursor.bucket;
             /* finds the tensor again; the piece itself is the same */
             (void)cursor_piece(self, link, &link->cursor, heads[0]);
             cursor_skip(self, &link->cursor, part);
+            self->bytes += link->cursor.bucket == bucket ? link->cursor.pos - pos : 0;
             moved -= part;
         }
     }
     return LK_OK;
+}
+
+static uint64_t slots_of(uint64_t bytes)
+{
+    return (bytes + TRANSFER_CHUNK_BYTES - 1) / TRANSFER_CHUNK_BYTES;
+}
+
+/* Nobody frees slots whose frames it has not seen. */
+static bool taken_was_sent(const link_t *link, const transfer_frame_t *taken)
+{
+    return link->slots_acked + taken->offset / TRANSFER_CHUNK_BYTES <= link->cursor.slot;
 }
 
 static lk_status_t take_frame(transfer_sender_t *self, link_t *link, lk_error_t *err)
@@ -466,7 +591,15 @@ static lk_status_t take_frame(transfer_sender_t *self, link_t *link, lk_error_t 
     }
     if (f.kind == TRANSFER_ACK && link->go && f.update == link->update && f.bucket == link->acked &&
         link->acked < link->cursor.bucket) {
+        link->slots_acked += slots_of(self->buckets[link->acked].bytes);
+        link->taken = 0;
         link->acked += self->lanes;
+        return LK_OK;
+    }
+    if (f.kind == TRANSFER_TAKEN && self->window != NULL && link->go && f.update == link->update &&
+        f.bucket == link->acked && f.offset > link->taken && f.offset % TRANSFER_CHUNK_BYTES == 0 &&
+        taken_was_sent(link, &f)) {
+        link->taken = f.offset;
         return LK_OK;
     }
     return lk_error_set(err, LK_ERR_PEER,
@@ -541,6 +674,7 @@ lk_status_t sender_step(transfer_sender_t *self, lk_error_t *err)
     }
     bool finished = true;
     uint64_t now = lk_env_now_ns(self->env);
+    pack_some(self);
     for (size_t i = 0; i < (size_t)self->n_ranks * self->lanes; i++) {
         link_t *link = &self->links[i];
         lk_error_t inner = LK_ERROR_INIT;
@@ -613,6 +747,7 @@ uint64_t sender_bytes(const transfer_sender_t *self)
 size_t sender_pollfds(const transfer_sender_t *self, struct pollfd *fds, size_t room)
 {
     size_t n = 0;
+    bool packing = can_pack(self); /* work at hand: a socket with room wakes the caller at once */
     for (size_t i = 0; i < self->n_strangers && n < room; i++) {
         int fd = self->strangers[i].stream->ops->fd(self->strangers[i].stream);
         fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
@@ -622,7 +757,8 @@ size_t sender_pollfds(const transfer_sender_t *self, struct pollfd *fds, size_t 
         if (link_done(self, link)) {
             continue;
         }
-        bool write = link->go && link->cursor.bucket < self->n_buckets;
+        bool write = link->go && link->cursor.bucket < self->n_buckets &&
+                     (packing || frame_ready(self, &link->cursor));
         fds[n++] = (struct pollfd){.fd = link->stream->ops->fd(link->stream),
                                    .events = (short)(POLLIN | (write ? POLLOUT : 0))};
     }

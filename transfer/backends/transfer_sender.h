@@ -1,7 +1,8 @@
 /*
  * transfer_sender.h: the trainer's half of the frame protocol (transfer_frame.h): greets every
  * rank's lanes, then sends the same buckets to all of them from one thread, straight from the
- * caller's memory. Nothing blocks; the owner steps it and polls its descriptors.
+ * caller's memory, or packed into a window that all of them map. Nothing blocks; the owner steps it
+ * and polls its descriptors.
  */
 #ifndef LK_TRANSFER_TRANSFER_SENDER_H
 #define LK_TRANSFER_TRANSFER_SENDER_H
@@ -19,6 +20,12 @@ transfer_sender_t *sender_new(const lk_env_t *env, uint64_t no_progress_ns, cons
                               uint32_t n_ranks, uint32_t lanes);
 /* Closes every connection. */
 void sender_destroy(transfer_sender_t **self_p);
+
+/* Payloads go through a ring of `slots` slots (transfer_frame.h), which the caller owns and which
+ * outlives the sender. One lane only; before the first sender_begin. */
+void sender_set_window(transfer_sender_t *self, uint8_t *window, uint64_t slots);
+/* Without bucket digests (the default is with); before the first sender_greet. */
+void sender_set_checked(transfer_sender_t *self, bool checked);
 
 /* Takes over an accepted connection that has yet to say hello. A stranger (wrong token, rank out of
  * range, garbage) is told so, closed, and otherwise ignored. */

@@ -1,6 +1,7 @@
 #include "tests/lib/transfer/wte_rig.h"
 #include "base/check.h"
 #include "base/hash.h"
+#include "transfer/backends/shm/shm_stream.h"
 #include "transfer/backends/tcp/tcp_stream.h"
 
 #include <check.h>
@@ -45,8 +46,12 @@ void rig_tensors_fini(rig_tensors_t *self)
 
 void rig_trainer_starts(wte_rig_t *self)
 {
-    if (self->tcp) {
-        lk_error_t err = LK_ERROR_INIT;
+    lk_error_t err = LK_ERROR_INIT;
+    if (self->shm) {
+        snprintf(self->segment, sizeof self->segment, "rig-%ld", (long)getpid());
+        ck_ok_text(shm_ring_create(&self->ring, RIG_SLOTS, &err), err);
+        ck_ok_text(shm_listen(self->segment, 16, &self->listener, &err), err);
+    } else if (self->tcp) {
         lk_status_t st =
             tcp_listen("127.0.0.1", self->port, 16, &self->listener, &self->port, &err);
         ck_assert_msg(st == LK_OK, "%s", err.text);
@@ -56,6 +61,9 @@ void rig_trainer_starts(wte_rig_t *self)
     }
     self->sender = sender_new(&self->env, RIG_LIMIT_NS, RIG_TOKEN, self->n_ranks, self->lanes);
     ck_assert_ptr_nonnull(self->sender);
+    if (self->shm) {
+        sender_set_window(self->sender, self->ring.map, RIG_SLOTS);
+    }
 }
 
 void rig_trainer_dies(wte_rig_t *self)
@@ -66,6 +74,7 @@ void rig_trainer_dies(wte_rig_t *self)
         self->listener = -1;
     }
     mem_listener_destroy(&self->mem);
+    shm_ring_fini(&self->ring);
 }
 
 void rig_init(wte_rig_t *self, const char *backend, uint32_t n_ranks, uint32_t lanes,
@@ -75,6 +84,8 @@ void rig_init(wte_rig_t *self, const char *backend, uint32_t n_ranks, uint32_t l
     self->ops = wte_find(backend);
     ck_assert_ptr_nonnull(self->ops);
     self->tcp = strcmp(backend, "tcp") == 0;
+    self->shm = strcmp(backend, "shm") == 0;
+    self->lanes = self->shm ? 1 : lanes;
     self->now_ns = 1000 * LK_SECOND_NS;
     lk_prng_seed(&self->prng, 42);
     self->env = (lk_env_t){.ctx = self, .now_ns = fake_now, .random = fake_random};
@@ -89,7 +100,7 @@ void rig_init(wte_rig_t *self, const char *backend, uint32_t n_ranks, uint32_t l
         self->sink[r] = mem_sink_new(model->descs, model->n);
     }
     rig_trainer_starts(self);
-    if (!self->tcp && capacity != 1 << 16) {
+    if (self->mem != NULL && capacity != 1 << 16) {
         mem_listener_destroy(&self->mem);
         self->mem = mem_listener_new("rig", capacity);
     }
@@ -108,11 +119,15 @@ void rig_fini(wte_rig_t *self)
 
 json_t *rig_init_info(const wte_rig_t *self, const char *token)
 {
-    json_t *info = self->tcp ? json_pack("{s:s, s:i}", "master_address", "127.0.0.1", "master_port",
-                                         (int)self->port)
-                             : json_pack("{s:s}", "trainer", "rig");
+    json_t *info = self->shm   ? json_pack("{s:s, s:I}", "segment", self->segment, "bytes",
+                                           (json_int_t)RIG_SLOTS * TRANSFER_CHUNK_BYTES)
+                   : self->tcp ? json_pack("{s:s, s:i}", "master_address", "127.0.0.1",
+                                           "master_port", (int)self->port)
+                               : json_pack("{s:s}", "trainer", "rig");
     json_object_set_new(info, "session_token", json_string(token));
-    json_object_set_new(info, "connections", json_integer(self->lanes));
+    if (!self->shm) {
+        json_object_set_new(info, "connections", json_integer(self->lanes));
+    }
     return info;
 }
 
@@ -127,15 +142,18 @@ void rig_post_init(wte_rig_t *self, uint32_t rank)
 
 byte_stream_t *rig_dial(const wte_rig_t *self)
 {
-    byte_stream_t *stream =
-        self->tcp ? tcp_stream_dial("127.0.0.1", self->port, &self->env) : mem_stream_dial("rig");
+    byte_stream_t *stream = self->shm   ? shm_stream_dial(self->segment, &self->env)
+                            : self->tcp ? tcp_stream_dial("127.0.0.1", self->port, &self->env)
+                                        : mem_stream_dial("rig");
     ck_assert_ptr_nonnull(stream);
     return stream;
 }
 
 byte_stream_t *rig_accept(wte_rig_t *self)
 {
-    return self->tcp ? tcp_accept(self->listener) : mem_accept(self->mem);
+    return self->shm   ? shm_accept(self->listener, self->ring.fd)
+           : self->tcp ? tcp_accept(self->listener)
+                       : mem_accept(self->mem);
 }
 
 byte_stream_t *rig_accept_from(wte_rig_t *self, uint32_t rank)
@@ -308,6 +326,9 @@ void rig_welcome(wte_rig_t *self, byte_stream_t *stream, uint64_t session)
     lk_buf_t out;
     lk_buf_init(&out, 0);
     rig_frame(&out, (transfer_frame_t){TRANSFER_WELCOME, session, 0, 0, 0, 0});
+    if (stream->ops->admit != NULL) {
+        stream->ops->admit(stream);
+    }
     ck_assert(rig_write(self, stream, out.data, out.len));
     lk_buf_fini(&out);
     while ((st = self->ops->init_test(self->state[0], &err)) == LK_INPROGRESS) {
@@ -323,11 +344,11 @@ void rig_frame(lk_buf_t *out, transfer_frame_t frame)
     lk_buf_append(out, bytes, sizeof bytes);
 }
 
-void rig_script(lk_buf_t *out, uint64_t session, uint64_t update, const rig_tensors_t *tensors,
-                const wte_update_t *spec)
+void rig_script(wte_rig_t *self, lk_buf_t *out, uint64_t session, uint64_t update,
+                const rig_tensors_t *tensors, const wte_update_t *spec)
 {
     packed_bucket_t *buckets = NULL;
-    size_t n = 0;
+    size_t n = 0, slot = 0;
     lk_error_t err = LK_ERROR_INIT;
     ck_ok_text(packed_layout(tensors->descs, tensors->n, spec->packed,
                              spec->packed_buffer_size_bytes, &buckets, &n, &err),
@@ -342,7 +363,12 @@ void rig_script(lk_buf_t *out, uint64_t session, uint64_t update, const rig_tens
         for (size_t at = 0; at < bytes.len;) {
             size_t run = LK_MIN(bytes.len - at, (size_t)37);
             rig_frame(out, (transfer_frame_t){TRANSFER_DATA, session, update, b, at, run});
-            lk_buf_append(out, bytes.data + at, run);
+            if (self->shm) {
+                CHECK(slot < RIG_SLOTS);
+                memcpy(self->ring.map + slot++ * TRANSFER_CHUNK_BYTES, bytes.data + at, run);
+            } else {
+                lk_buf_append(out, bytes.data + at, run);
+            }
             at += run;
         }
         rig_frame(out, (transfer_frame_t){TRANSFER_DIGEST, session, update, b,

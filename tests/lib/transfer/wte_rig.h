@@ -9,6 +9,7 @@
 #include "base/prng.h"
 #include "tests/lib/transfer/mem_sink.h"
 #include "transfer/backends/mem/mem_stream.h"
+#include "transfer/backends/shm/shm_ring.h"
 #include "transfer/backends/transfer_frame.h"
 #include "transfer/backends/transfer_sender.h"
 #include "transfer/weight_transfer_engine.h"
@@ -21,7 +22,7 @@
 
 typedef struct {
     const wte_ops_t *ops;
-    bool tcp;
+    bool tcp, shm; /* neither: mem */
     uint32_t n_ranks, lanes;
     lk_env_t env;
     uint64_t now_ns;
@@ -30,6 +31,8 @@ typedef struct {
     int listener;
     uint16_t port;
     mem_listener_t *mem;
+    char segment[32];
+    shm_ring_t ring;
     transfer_sender_t *sender;
 
     wte_context_t ctx[RIG_RANKS];
@@ -47,6 +50,8 @@ typedef struct {
 
 void rig_tensors_add(rig_tensors_t *self, lk_dtype_t dtype, uint64_t n, lk_prng_t *prng);
 void rig_tensors_fini(rig_tensors_t *self);
+
+#define RIG_SLOTS 8u /* of the ring: enough for a script of a small model */
 
 /* Opens a listener and zeroed engines. `capacity` is of mem streams. */
 void rig_init(wte_rig_t *self, const char *backend, uint32_t n_ranks, uint32_t lanes,
@@ -85,8 +90,8 @@ void rig_read(wte_rig_t *self, byte_stream_t *stream, void *out, size_t len);
 /* Takes the hello and welcomes it with `session`. The rank's init is then OK. */
 void rig_welcome(wte_rig_t *self, byte_stream_t *stream, uint64_t session);
 void rig_frame(lk_buf_t *out, transfer_frame_t frame);
-/* All that a trainer sends for one update over one lane. */
-void rig_script(lk_buf_t *out, uint64_t session, uint64_t update, const rig_tensors_t *tensors,
-                const wte_update_t *spec);
+/* All that a trainer sends for one update over one lane. With shm the payloads go to the ring. */
+void rig_script(wte_rig_t *self, lk_buf_t *out, uint64_t session, uint64_t update,
+                const rig_tensors_t *tensors, const wte_update_t *spec);
 
 #endif

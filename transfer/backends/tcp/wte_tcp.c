@@ -9,8 +9,7 @@ static const wte_field_t init_fields[] = {
     {"master_port", WTE_FIELD_INT, true, 1, 65535},
     {"session_token", WTE_FIELD_STRING, true, 1, TRANSFER_TOKEN_MAX},
     {"connections", WTE_FIELD_INT, false, 1, TRANSFER_LANES_MAX},
-    {"rank_offset", WTE_FIELD_INT, false, 1, 1 << 20},
-    {"world_size", WTE_FIELD_INT, false, 2, 1 << 20},
+    WTE_WORLD_FIELDS,
     WTE_PACKED_FIELDS,
 };
 
@@ -19,17 +18,8 @@ static lk_status_t tcp_init_check(const json_t *init_info, const wte_context_t *
 {
     LK_RETURN_IF_ERROR(wte_fields_check("init_info", wte_tcp.name, init_info, init_fields,
                                         LK_ARRAY_LEN(init_fields), err));
-    int64_t offset = wte_fields_int(init_info, "rank_offset", 1);
-    int64_t ranks = (int64_t)ctx->dp_size * ctx->ranks_per_replica;
-    int64_t world = wte_fields_int(init_info, "world_size", offset + ranks);
-    if (offset + ranks > world) {
-        return lk_error_set(
-            err, LK_ERR_INVALID,
-            "Invalid init_info for tcp: world_size is %lld, but rank_offset %lld and "
-            "%lld ranks here need at least %lld",
-            (long long)world, (long long)offset, (long long)ranks, (long long)(offset + ranks));
-    }
-    return LK_OK;
+    return wte_fields_world(wte_tcp.name, init_info, (int64_t)ctx->dp_size * ctx->ranks_per_replica,
+                            err);
 }
 
 static lk_status_t tcp_init_post(void *state, const json_t *init_info, const wte_context_t *ctx,
