@@ -3,7 +3,7 @@
  * would), sends it to every rank of a cluster, and compares the ranks' digests with its own.
  *
  *     push_weights --endpoint tcp://127.0.0.1:7100 --model DIR --version step-1 [--perturb SEED]
- *         [--packed BYTES] [--pause abort|wait|keep|none] [--admin-key KEY] [--bind ADDRESS]
+ *         [--packed BYTES] [--pause MODE] [--admin-key KEY] [--bind ADDRESS] [--backend tcp|shm]
  */
 #include "transfer/trainer/lockstep_trainer.h"
 
@@ -104,22 +104,22 @@ static bool parse(int argc, char **argv, const char **values[], const char *cons
 int main(int argc, char **argv)
 {
     const char *endpoint = NULL, *key = NULL, *model = NULL, *version = NULL, *seed = NULL;
-    const char *pause = "keep", *packed = NULL, *bind = NULL;
-    static const char *const names[] = {"--endpoint", "--admin-key", "--model",  "--version",
-                                        "--perturb",  "--pause",     "--packed", "--bind"};
-    const char **values[] = {&endpoint, &key, &model, &version, &seed, &pause, &packed, &bind};
-    if (!parse(argc, argv, values, names, 8) || endpoint == NULL || model == NULL) {
+    const char *pause = "keep", *packed = NULL, *bind = NULL, *by = "tcp";
+    static const char *const names[] = {"--endpoint", "--admin-key", "--model",
+                                        "--version",  "--perturb",   "--pause",
+                                        "--packed",   "--bind",      "--backend"};
+    const char **values[] = {&endpoint, &key, &model, &version, &seed, &pause, &packed, &bind, &by};
+    if (!parse(argc, argv, values, names, 9) || endpoint == NULL || model == NULL) {
         fprintf(stderr, "usage: %s --endpoint ADDRESS --model DIR [--version V] [...]\n", argv[0]);
         return 2;
     }
     lst_options_t options = {.endpoint = endpoint, .admin_key = key};
     lst_tcp_options_t tcp = {.bind_host = bind};
-    lst_update_options_t update = {.packed = packed != NULL};
-    update.packed_buffer_size_bytes = packed != NULL ? strtoull(packed, NULL, 0) : 0;
+    lst_update_options_t update = {packed != NULL, packed != NULL ? strtoull(packed, NULL, 0) : 0};
     char err[1024];
     lst_checkpoint_t *checkpoint = NULL;
-    lst_t *lst = NULL;
     size_t n = 0;
+    lst_t *lst = NULL;
     if (lst_checkpoint_open(model, &checkpoint, err, sizeof err) != LST_OK ||
         lst_open(&options, &lst, err, sizeof err) != LST_OK) {
         fprintf(stderr, "push_weights: %s\n", err);
@@ -128,8 +128,8 @@ int main(int argc, char **argv)
     const lst_tensor_t *read = lst_checkpoint_tensors(checkpoint, &n);
     lst_tensor_t *tensors = own_weights(read, n, seed);
     lst_stats_t stats;
-    int bad = -1;
-    if (tensors != NULL && lst_init_tcp(lst, &tcp) == LST_OK &&
+    int bad = -1, shm = strcmp(by, "shm") == 0;
+    if (tensors != NULL && (shm ? lst_init_shm(lst, NULL) : lst_init_tcp(lst, &tcp)) == LST_OK &&
         push(lst, tensors, n, version, pause, &update) == LST_OK) {
         lst_stats(lst, &stats);
         printf("%zu tensors, %.1f MB to all ranks in %.3f s, paused for %.3f s\n", n,

@@ -1,8 +1,8 @@
 /*
  * lockstep_trainer.h: drives a Lockstep cluster from a trainer written in C (or anything that can
  * call C): pause, send weights, resume. One lst_t is one connection to the cluster's trainer socket
- * and, after lst_init_tcp, one to each rank; it is used by one thread at a time. Every call blocks
- * until it is answered or its deadline passes.
+ * and, after lst_init_tcp or lst_init_shm, one to each rank; it is used by one thread at a time.
+ * Every call blocks until it is answered or its deadline passes.
  *
  *     lst_t *lst;
  *     lst_open(&(lst_options_t){.endpoint = "tcp://engine:7100"}, &lst, err, sizeof err);
@@ -93,6 +93,11 @@ typedef struct {
 } lst_tcp_options_t;
 
 typedef struct {
+    uint64_t ring_bytes; /* shared by all ranks, in whole MiB, at least 2; 0: 8 MiB */
+    bool unchecked;      /* leave out the digest of each bucket on its way */
+} lst_shm_options_t;
+
+typedef struct {
     bool packed; /* send tensors together in buckets; small tensors go faster */
     uint64_t packed_buffer_size_bytes; /* 0: 1 GiB */
 } lst_update_options_t;
@@ -102,6 +107,9 @@ LST_API lst_status_t lst_world_size(lst_t *lst, unsigned *ranks);
 /* Listens, tells the cluster where, and waits until every rank is connected; names those that are
  * missing. Again after a failed transfer. options NULL: all defaults. */
 LST_API lst_status_t lst_init_tcp(lst_t *lst, const lst_tcp_options_t *options);
+/* The same through shared memory, for ranks on this host that run as the same user. The memory has
+ * no name and goes with the last process that uses it. */
+LST_API lst_status_t lst_init_shm(lst_t *lst, const lst_shm_options_t *options);
 LST_API lst_status_t lst_start(lst_t *lst);
 /* Sends tensors to every rank; any number of times between lst_start and lst_finish. A refusal
  * (LST_ERR_INVALID, LST_ERR_STATE) comes before a byte is sent. options NULL: one by one. */
@@ -126,7 +134,7 @@ typedef struct {
 LST_API lst_status_t lst_weight_info(lst_t *lst, lst_rank_info_t *out, size_t room, size_t *n);
 
 /* The digest that every rank has once exactly these tensors (a whole model) are its weights: 32 hex
- * digits and a NUL. Needs a connection from lst_init_tcp, whose answer says how ranks store values.
+ * digits and a NUL. Needs lst_init_tcp or lst_init_shm, whose answer says how ranks store values.
  */
 LST_API lst_status_t lst_digest(lst_t *lst, const lst_tensor_t *tensors, size_t n, char out[33]);
 

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SECONDS_MAX 1e6
 
@@ -72,10 +71,7 @@ void lst_close(lst_t **lst_p)
     }
     lst_t *self = *lst_p;
     *lst_p = NULL;
-    sender_destroy(&self->sender);
-    if (self->listener >= 0) {
-        close(self->listener);
-    }
+    lst_drop_ranks(self);
     rpc_destroy(&self->rpc);
     free(self->reply_text);
     free(self);

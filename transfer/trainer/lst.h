@@ -2,6 +2,7 @@
 #ifndef LK_TRANSFER_TRAINER_LST_H
 #define LK_TRANSFER_TRAINER_LST_H
 
+#include "transfer/backends/shm/shm_ring.h"
 #include "transfer/backends/transfer_sender.h"
 #include "transfer/name_rules.h"
 #include "transfer/trainer/lockstep_trainer.h"
@@ -14,7 +15,8 @@ struct lst {
     lk_error_t err;
     char *reply_text; /* of lst_call */
 
-    int listener; /* -1: none */
+    int listener;    /* -1: none */
+    shm_ring_t ring; /* map NULL: tcp */
     transfer_sender_t *sender;
     unsigned n_ranks;
     bool knows_model; /* the two below, from the answer to init */
@@ -27,6 +29,8 @@ struct lst {
 
 /* Sends the call and waits. Takes args (may be NULL). *reply: caller owns; reply may be NULL. */
 LK_MUST_USE lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply);
+/* Closes what was opened for ranks. */
+void lst_drop_ranks(lst_t *self);
 /* The descriptions of a caller's tensors, and their data. Caller frees *descs and *data. */
 LK_MUST_USE lk_status_t lst_describe(const lst_tensor_t *tensors, size_t n, tensor_desc_t **descs,
                                      const void ***data, lk_error_t *err);

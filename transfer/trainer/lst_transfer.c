@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "transfer/backends/shm/shm_stream.h"
 #include "transfer/backends/tcp/tcp_stream.h"
 #include "transfer/backends/transfer_frame.h"
 #include "transfer/trainer/lst.h"
@@ -30,13 +31,14 @@ static void wait_for_any(lst_t *self, bool accepting)
     (void)poll(fds, n, due ? 0 : TICK_MS); /* whoever is woken looks for itself */
 }
 
-static void trainer_gone(lst_t *self)
+void lst_drop_ranks(lst_t *self)
 {
     sender_destroy(&self->sender);
     if (self->listener >= 0) {
         close(self->listener);
         self->listener = -1;
     }
+    shm_ring_fini(&self->ring); /* after the sender, which writes to it */
     self->knows_model = false;
 }
 
@@ -82,7 +84,8 @@ static lk_status_t meet_ranks(lst_t *self)
     uint64_t start = lk_env_now_ns(self->env);
     while (called == LK_INPROGRESS || greeted == LK_INPROGRESS) {
         byte_stream_t *stream;
-        while ((stream = tcp_accept(self->listener)) != NULL) {
+        while ((stream = self->ring.map != NULL ? shm_accept(self->listener, self->ring.fd)
+                                                : tcp_accept(self->listener)) != NULL) {
             sender_add(self->sender, stream);
         }
         greeted = sender_greet(self->sender);
@@ -111,6 +114,24 @@ static lk_status_t meet_ranks(lst_t *self)
     return LK_OK;
 }
 
+/* Sends init_info (taken over) with this trainer's place in the group, and meets the ranks. */
+static lst_status_t init_ranks(lst_t *self, json_t *info)
+{
+    json_t *args = json_pack("{s:o}", "init_info", info);
+    bool whole = self->sender != NULL && args != NULL &&
+                 json_object_set_new(info, "rank_offset", json_integer(1)) == 0 &&
+                 json_object_set_new(info, "world_size", json_integer(self->n_ranks + 1)) == 0;
+    lk_status_t st = whole ? rpc_post(self->rpc, "init_weight_transfer_engine", args,
+                                      self->timeout_ns + self->no_progress_ns, &self->err)
+                           : lk_error_set(&self->err, LK_ERR_NO_MEMORY, "out of memory");
+    json_decref(args);
+    st = st >= 0 ? meet_ranks(self) : st;
+    if (st < 0) {
+        lst_drop_ranks(self);
+    }
+    return (lst_status_t)st;
+}
+
 lst_status_t lst_init_tcp(lst_t *self, const lst_tcp_options_t *options)
 {
     static const lst_tcp_options_t defaults = {0};
@@ -128,29 +149,51 @@ lst_status_t lst_init_tcp(lst_t *self, const lst_tcp_options_t *options)
     }
     char token[33];
     uint16_t port = 0;
-    trainer_gone(self);
-    random_token(self->env, token);
+    lst_drop_ranks(self);
     lk_status_t st = tcp_listen(bind_host, o->port, (int)(self->n_ranks * connections),
                                 &self->listener, &port, &self->err);
     if (st < 0) {
         return (lst_status_t)st;
     }
+    random_token(self->env, token);
     self->sender = sender_new(self->env, self->no_progress_ns, token, self->n_ranks, connections);
-    json_t *args =
-        json_pack("{s:{s:s, s:i, s:s, s:i, s:i, s:i}}", "init_info", "master_address", host,
-                  "master_port", (int)port, "session_token", token, "connections", (int)connections,
-                  "rank_offset", 1, "world_size", (int)self->n_ranks + 1);
+    json_t *info = json_pack("{s:s, s:i, s:s, s:i}", "master_address", host, "master_port",
+                             (int)port, "session_token", token, "connections", (int)connections);
     explicit_bzero(token, sizeof token);
-    st = self->sender != NULL && args != NULL
-             ? rpc_post(self->rpc, "init_weight_transfer_engine", args,
-                        self->timeout_ns + self->no_progress_ns, &self->err)
-             : lk_error_set(&self->err, LK_ERR_NO_MEMORY, "out of memory");
-    json_decref(args);
-    st = st >= 0 ? meet_ranks(self) : st;
-    if (st < 0) {
-        trainer_gone(self);
+    return init_ranks(self, info);
+}
+
+lst_status_t lst_init_shm(lst_t *self, const lst_shm_options_t *options)
+{
+    static const lst_shm_options_t defaults = {0};
+    const lst_shm_options_t *o = options != NULL ? options : &defaults;
+    lst_status_t asked = lst_world_size(self, &self->n_ranks);
+    if (asked != LST_OK) {
+        return asked;
     }
-    return (lst_status_t)st;
+    char token[33], name[64], secret[33];
+    lst_drop_ranks(self);
+    random_token(self->env, token);
+    random_token(self->env, secret);
+    snprintf(name, sizeof name, "lockstep-weights-%s", secret);
+    uint64_t slots = o->ring_bytes > 0 ? o->ring_bytes / TRANSFER_CHUNK_BYTES +
+                                             (o->ring_bytes % TRANSFER_CHUNK_BYTES != 0)
+                                       : SHM_RING_SLOTS_DEFAULT;
+    lk_status_t st = shm_ring_create(&self->ring, slots, &self->err);
+    st = st >= 0 ? shm_listen(name, (int)self->n_ranks, &self->listener, &self->err) : st;
+    if (st < 0) {
+        lst_drop_ranks(self);
+        return (lst_status_t)st;
+    }
+    self->sender = sender_new(self->env, self->no_progress_ns, token, self->n_ranks, 1);
+    if (self->sender != NULL) {
+        sender_set_window(self->sender, self->ring.map, slots);
+        sender_set_checked(self->sender, !o->unchecked);
+    }
+    json_t *info = json_pack("{s:s, s:I, s:s}", "segment", name, "bytes",
+                             (json_int_t)self->ring.bytes, "session_token", token);
+    explicit_bzero(token, sizeof token);
+    return init_ranks(self, info);
 }
 
 /* ---- update ---- */
@@ -309,7 +352,7 @@ lst_status_t lst_update(lst_t *self, const lst_tensor_t *tensors, size_t n,
     if (self->sender == NULL || !sender_usable(self->sender)) {
         return (lst_status_t)lk_error_set(&self->err, LK_ERR_STATE,
                                           "update_weights: not connected to the ranks. Call "
-                                          "lst_init_tcp first.");
+                                          "lst_init_tcp or lst_init_shm first.");
     }
     tensor_desc_t *descs = NULL;
     const void **data = NULL;
