@@ -80,7 +80,7 @@ lst_status_t lst_digest(lst_t *self, const lst_tensor_t *tensors, size_t n, char
         return (lst_status_t)lk_error_set(
             &self->err, LK_ERR_STATE,
             "the answer to init_weight_transfer_engine did not say how "
-            "ranks store weights; call lst_init_tcp first");
+            "ranks store weights; call lst_init_tcp or lst_init_shm first");
     }
     tensor_desc_t *descs = NULL;
     const void **data = NULL;
