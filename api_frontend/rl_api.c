@@ -3,6 +3,7 @@
 #include "api_frontend/api.h"
 #include "base/check.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -262,10 +263,157 @@ static void on_update(void *ctx, const engine_result_t *result)
     answer_message(ctx, result, "Weights updated");
 }
 
+/* False: the call was answered. */
+static bool check_version(api_call_t *call, const char *name, const char *version)
+{
+    if (version != NULL && strlen(version) > MAX_VERSION) {
+        api_call_error(call, 400, name, "%s has more than %d bytes", name, MAX_VERSION);
+        return false;
+    }
+    return true;
+}
+
+/* ---- a checkpoint directory in one call: init, start, update, finish ---- */
+
+typedef struct {
+    api_t *api;
+    api_call_t *call;
+    json_t *label; /* of the weights: as given, or the directory's name */
+    uint64_t timeout_ns;
+    lk_status_t status; /* of what failed, with text, while the session is being closed */
+    char text[LK_ERROR_TEXT_MAX];
+} dir_load_t;
+
+static void dir_load_answer(dir_load_t *self, const engine_result_t *result)
+{
+    if (self->status < 0) {
+        api_call_fail(self->call, self->status, NULL, self->text);
+    } else {
+        answer_message(self->call, result, "Weights updated");
+    }
+    json_decref(self->label);
+    free(self);
+}
+
+static void dir_load_send(dir_load_t *self, update_verb_t verb, json_t *spec, engine_result_fn fn)
+{
+    char *text = json_dumps(spec, JSON_COMPACT);
+    json_decref(spec);
+    if (text == NULL) {
+        self->status = LK_ERR_NO_MEMORY;
+        dir_load_answer(self, NULL);
+        return;
+    }
+    engine_client_update(self->api->client, verb, text, self->timeout_ns, fn, self);
+    free(text);
+}
+
+static void on_dir_aborted(void *ctx, const engine_result_t *result)
+{
+    dir_load_answer(ctx, result); /* with why the update failed; the abort had its chance */
+}
+
+/* True: something failed, and the session is being closed. */
+static bool dir_load_failed(dir_load_t *self, const engine_result_t *result)
+{
+    if (result->status < 0) {
+        self->status = result->status;
+        snprintf(self->text, sizeof self->text, "%s", result->text);
+        dir_load_send(self, UPDATE_VERB_ABORT, json_object(), on_dir_aborted);
+    }
+    return result->status < 0;
+}
+
+static void on_dir_finished(void *ctx, const engine_result_t *result)
+{
+    if (!dir_load_failed(ctx, result)) {
+        dir_load_answer(ctx, result);
+    }
+}
+
+static void on_dir_updated(void *ctx, const engine_result_t *result)
+{
+    dir_load_t *self = ctx;
+    if (!dir_load_failed(self, result)) {
+        dir_load_send(self, UPDATE_VERB_FINISH, json_pack("{s:O}", "weight_version", self->label),
+                      on_dir_finished);
+    }
+}
+
+static void on_dir_started(void *ctx, const engine_result_t *result)
+{
+    dir_load_t *self = ctx;
+    if (result->status < 0) { /* somebody else's session is open: it is not ours to close */
+        self->status = result->status;
+        snprintf(self->text, sizeof self->text, "%s", result->text);
+        dir_load_answer(self, result);
+        return;
+    }
+    json_t *dir = json_object_get(self->call->body, "weight_dir");
+    dir_load_send(self, UPDATE_VERB_UPDATE, json_pack("{s:{s:O}}", "update_info", "path", dir),
+                  on_dir_updated);
+}
+
+static void on_dir_ready(void *ctx, const engine_result_t *result)
+{
+    dir_load_t *self = ctx;
+    if (result->status < 0) {
+        self->status = result->status;
+        snprintf(self->text, sizeof self->text, "%s", result->text);
+        dir_load_answer(self, result);
+        return;
+    }
+    dir_load_send(self, UPDATE_VERB_START, json_object(), on_dir_started);
+}
+
+/* The last name of a path. */
+static json_t *dir_label(const char *path)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/') {
+        end--;
+    }
+    size_t start = end;
+    while (start > 0 && path[start - 1] != '/') {
+        start--;
+    }
+    return json_stringn(path + start, LK_MIN(end - start, (size_t)MAX_VERSION));
+}
+
+static void load_weight_dir(api_t *api, api_call_t *call)
+{
+    const char *dir = NULL, *version = NULL;
+    double timeout_s = 0;
+    if (!api_arg_str(call, "weight_dir", &dir) || !api_arg_str(call, "weight_version", &version) ||
+        !check_version(call, "weight_version", version) ||
+        !api_arg_seconds(call, "timeout_s", &timeout_s)) {
+        return;
+    }
+    if (dir == NULL || json_object_get(call->body, "update_info") != NULL) {
+        api_call_error(call, 400, "weight_dir",
+                       dir == NULL ? "weight_dir must be the path of a directory"
+                                   : "weight_dir and update_info exclude each other");
+        return;
+    }
+    dir_load_t *self = calloc(1, sizeof *self);
+    json_t *label = version != NULL ? json_string(version) : dir_label(dir);
+    if (self == NULL || label == NULL) {
+        free(self);
+        json_decref(label);
+        api_call_error(call, 500, NULL, "out of memory");
+        return;
+    }
+    *self = (dir_load_t){.api = api, .call = call, .label = label, .timeout_ns = to_ns(timeout_s)};
+    dir_load_send(self, UPDATE_VERB_INIT, json_pack("{s:{s:s}}", "init_info", "backend", "disk"),
+                  on_dir_ready);
+}
+
 void api_handle_update_weights(api_t *api, api_call_t *call)
 {
     const json_t *info = json_object_get(call->body, "update_info");
-    if (info == NULL || json_is_null(info)) {
+    if (json_object_get(call->body, "weight_dir") != NULL) {
+        load_weight_dir(api, call);
+    } else if (info == NULL || json_is_null(info)) {
         api_call_error(call, 400, "update_info", "Missing 'update_info' in request body");
     } else if (!json_is_object(info) && !json_is_array(info)) {
         api_call_error(call, 400, "update_info", "update_info must be an object or an array");
@@ -277,16 +425,6 @@ void api_handle_update_weights(api_t *api, api_call_t *call)
 static void on_finish(void *ctx, const engine_result_t *result)
 {
     answer_message(ctx, result, "Weight update finished");
-}
-
-/* False: the call was answered. */
-static bool check_version(api_call_t *call, const char *name, const char *version)
-{
-    if (version != NULL && strlen(version) > MAX_VERSION) {
-        api_call_error(call, 400, name, "%s has more than %d bytes", name, MAX_VERSION);
-        return false;
-    }
-    return true;
 }
 
 void api_handle_finish_weight_update(api_t *api, api_call_t *call)

@@ -70,11 +70,11 @@ static void run_rank(uint32_t rank, uint32_t n_ranks, uint16_t port, bool packed
     void *state = calloc(1, wte_tcp.state_size);
     CHECK(storage.place != NULL && state != NULL);
     memset(storage.place, 1, n_tensors * TENSOR_BYTES); /* pages are there, as a model's are */
-    wte_context_t ctx = {rank, n_ranks, 1, lk_env_real(), 30 * LK_SECOND_NS};
+    wte_context_t ctx = {rank, n_ranks, 1, lk_env_real(), 30 * LK_SECOND_NS, NULL};
     json_t *init = json_pack("{s:s, s:i, s:s}", "master_address", "127.0.0.1", "master_port",
                              (int)port, "session_token", TOKEN);
     json_t *info = json_pack("{s:[], s:[], s:[]}", "names", "dtype_names", "shapes");
-    wte_update_t update = {descs, n_tensors, packed, 256u << 20, 2, info};
+    wte_update_t update = {descs, n_tensors, packed, 256u << 20, 2, info, NULL};
     lk_status_t st = wte_tcp.init_post(state, init, &ctx, &err);
     for (int updating = 0; st >= 0 && updating < 2; updating++) {
         while ((st = updating ? wte_tcp.update_test(state, &err)

@@ -45,7 +45,8 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
                          .dp_size = config->dp_size,
                          .ranks_per_replica = 1,
                          .env = config->env,
-                         .no_progress_ns = config->transfer_timeout_ns};
+                         .no_progress_ns = config->transfer_timeout_ns,
+                         .allowed_weight_dirs = config->allowed_weight_dirs};
     self->sink = weight_table_sink(config->executor->ops->weights(config->executor));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);
     if (self->kv != NULL) {

@@ -42,7 +42,8 @@ typedef struct {
     const model_config_t *model; /* borrowed, as all below */
     executor_t *executor;
     allreduce_t allreduce;
-    const wte_ops_t *wte; /* NULL: no --weight-transfer-config */
+    const char *allowed_weight_dirs; /* see wte_context_t */
+    const wte_ops_t *wte;            /* NULL: no --weight-transfer-config */
     const lk_env_t *env;
     engine_host_t host;
 } engine_core_config_t;

@@ -3,6 +3,8 @@
 #include "base/log.h"
 
 #include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -28,6 +30,29 @@ static lk_status_t check_transfer(const lk_config_t *config, engine_setup_t *out
     }
     json_decref(root);
     return status;
+}
+
+/* By default the model's directory and the one beside it, but never all of a file system. */
+static lk_status_t check_weight_dirs(const lk_config_t *config, engine_setup_t *out,
+                                     lk_error_t *err)
+{
+    size_t room = sizeof out->allowed_weight_dirs;
+    const char *given = config->allowed_weight_dirs;
+    if (given[0] != '\0') {
+        return strlen(given) < room
+                   ? (snprintf(out->allowed_weight_dirs, room, "%s", given), LK_OK)
+                   : lk_error_set(err, LK_ERR_TOO_LARGE, "--allowed-weight-dirs: at most %zu bytes",
+                                  room - 1);
+    }
+    char model[PATH_MAX], parent[PATH_MAX];
+    if (realpath(config->model, model) == NULL) {
+        return LK_OK; /* whoever reads the model says so */
+    }
+    snprintf(parent, sizeof parent, "%s", model);
+    char *slash = strrchr(parent, '/');
+    *slash = '\0';
+    snprintf(out->allowed_weight_dirs, room, "%s%s%s", model, parent[0] != '\0' ? "," : "", parent);
+    return LK_OK;
 }
 
 static lk_status_t check_dtype(const lk_config_t *config, engine_setup_t *out, lk_error_t *err)
@@ -94,6 +119,7 @@ lk_status_t engine_setup_check(const lk_config_t *config, engine_setup_t *out, l
                             config->device);
     }
     LK_RETURN_IF_ERROR(check_transfer(config, &setup, err));
+    LK_RETURN_IF_ERROR(check_weight_dirs(config, &setup, err));
     LK_RETURN_IF_ERROR(model_config_load(config->model, &setup.model, err));
     LK_RETURN_IF_ERROR(check_dtype(config, &setup, err));
     LK_RETURN_IF_ERROR(check_lengths(config, &setup, err));

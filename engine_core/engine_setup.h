@@ -9,12 +9,15 @@
 #include "engine_core/exec/executor.h"
 #include "transfer/weight_transfer_engine.h"
 
+#include <limits.h>
+
 typedef struct {
     model_config_t model;
     const executor_ops_t *ops;
-    const wte_ops_t *wte; /* NULL: no --weight-transfer-config */
-    lk_dtype_t dtype;     /* of weights and KV */
-    bool lockstep;        /* mixture of experts, spread over several ranks */
+    const wte_ops_t *wte;                   /* NULL: no --weight-transfer-config */
+    char allowed_weight_dirs[2 * PATH_MAX]; /* see wte_context_t */
+    lk_dtype_t dtype;                       /* of weights and KV */
+    bool lockstep;                          /* mixture of experts, spread over several ranks */
     uint32_t max_model_len, block_size, num_blocks, threads;
     executor_t *executor; /* after engine_setup_open */
 } engine_setup_t;

@@ -5,6 +5,7 @@
 
 /* name is the "backend" of --weight-transfer-config */
 #define BACKEND_TABLE(X)                                                                           \
+    X(disk)                                                                                        \
     X(mem)                                                                                         \
     X(shm)                                                                                         \
     X(tcp)

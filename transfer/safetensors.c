@@ -16,6 +16,7 @@
 typedef struct {
     void *base; /* NULL for an empty mapping */
     size_t size;
+    int fd;
 } mapping_t;
 
 struct safetensors {
@@ -130,13 +131,13 @@ static lk_status_t map_file(safetensors_t *self, const char *path, lk_error_t *e
         return lk_error_set(err, LK_ERR_NO_MEMORY, "%s: no memory to map it", path);
     }
     self->maps = maps;
-    mapping_t map = {NULL, (size_t)size};
+    mapping_t map = {NULL, (size_t)size, fd};
     if (size > 0) {
         map.base = mmap(NULL, map.size, PROT_READ, MAP_PRIVATE, fd, 0);
     }
-    int saved = errno;
-    close(fd);
     if (map.base == MAP_FAILED) {
+        int saved = errno;
+        close(fd);
         return lk_error_set(err, saved == ENOMEM ? LK_ERR_NO_MEMORY : LK_ERR_IO, "%s: %s", path,
                             strerror(saved));
     }
@@ -305,6 +306,7 @@ void safetensors_close(safetensors_t **self_p)
         if (self->maps[i].base != NULL) {
             munmap(self->maps[i].base, self->maps[i].size);
         }
+        close(self->maps[i].fd);
     }
     for (size_t i = 0; i < self->n_headers; i++) {
         json_decref(self->headers[i]);
@@ -315,6 +317,44 @@ void safetensors_close(safetensors_t **self_p)
     free(self->by_name);
     free(self);
     *self_p = NULL;
+}
+
+lk_status_t safetensors_read(const safetensors_t *self, const safetensors_entry_t *entry,
+                             uint64_t offset, void *out, uint64_t n, lk_error_t *err)
+{
+    CHECK(offset <= entry->bytes && n <= entry->bytes - offset);
+    const char *data = entry->data;
+    const mapping_t *map = self->maps;
+    while (data < (const char *)map->base || data >= (const char *)map->base + map->size) {
+        map++;
+        CHECK(map < self->maps + self->n_maps);
+    }
+    uint64_t at = (uint64_t)(data - (const char *)map->base) + offset;
+    for (uint64_t done = 0; done < n;) {
+        ssize_t got = pread(map->fd, (char *)out + done, n - done, (off_t)(at + done));
+        if (got > 0) {
+            done += (uint64_t)got;
+        } else if (got == 0) {
+            return lk_error_set(err, LK_ERR_IO, "the file has become shorter");
+        } else if (errno != EINTR) {
+            return lk_error_set(err, LK_ERR_IO, "cannot read it: %s", strerror(errno));
+        }
+    }
+    return LK_OK;
+}
+
+bool safetensors_is_rotary_buffer(const char *name)
+{
+    static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",
+                                       ".rotary_emb.sin_cached"};
+    size_t len = strlen(name);
+    for (size_t i = 0; i < LK_ARRAY_LEN(ends); i++) {
+        size_t n = strlen(ends[i]);
+        if (len > n && strcmp(name + len - n, ends[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- writing ---- */

@@ -23,6 +23,14 @@ size_t safetensors_count(const safetensors_t *self);
 const safetensors_entry_t *safetensors_at(const safetensors_t *self, size_t i);
 const safetensors_entry_t *safetensors_find(const safetensors_t *self, const char *name);
 
+/* Reads n bytes from `offset` of an entry with data, n > 0, not through the mapping: a file that
+ * became shorter is LK_ERR_IO. */
+LK_MUST_USE lk_status_t safetensors_read(const safetensors_t *self,
+                                         const safetensors_entry_t *entry, uint64_t offset,
+                                         void *out, uint64_t n, lk_error_t *err);
+/* Buffers that Llama checkpoints of Transformers before 4.32 carry; they are computed. */
+bool safetensors_is_rotary_buffer(const char *name);
+
 /* Checks and indexes a header alone (fuzzer's entry): `file_size` is what offsets are checked
  * against; entries' data stay NULL. */
 LK_MUST_USE lk_status_t safetensors_parse_header(const void *bytes, size_t len, uint64_t file_size,

@@ -1,5 +1,6 @@
 #include "transfer/update_session.h"
 #include "base/check.h"
+#include "transfer/backends/backends.h"
 #include "transfer/update_spec.h"
 
 #include <stdio.h>
@@ -7,8 +8,12 @@
 #include <string.h>
 
 struct update_session {
-    const wte_ops_t *ops; /* NULL: not configured */
+    const wte_ops_t *ops; /* in use now; NULL: not configured */
     void *engine;         /* its state */
+    const wte_ops_t *configured;
+    void *configured_engine, *disk_engine;
+    bool visiting_disk;    /* ops is disk for one session, then `configured` again */
+    bool configured_ready; /* meanwhile: that engine's state is READY */
     wte_context_t ctx;
     weight_sink_t sink;
     packed_options_t packing; /* of the last init_info */
@@ -157,16 +162,15 @@ update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *
     if (self == NULL) {
         return NULL;
     }
-    self->ops = ops;
+    self->ops = self->configured = ops;
     self->ctx = *ctx;
     self->sink = *sink;
     self->packing = PACKED_OPTIONS_DEFAULT;
-    if (ops != NULL) {
-        self->engine = calloc(1, ops->state_size);
-        if (self->engine == NULL) {
-            free(self);
-            return NULL;
-        }
+    self->configured_engine = calloc(1, ops != NULL ? ops->state_size : 1);
+    self->disk_engine = calloc(1, wte_disk.state_size);
+    self->engine = self->configured_engine;
+    if (self->configured_engine == NULL || self->disk_engine == NULL) {
+        update_session_destroy(&self);
     }
     return self;
 }
@@ -178,28 +182,57 @@ void update_session_destroy(update_session_t **self_p)
     }
     update_session_t *self = *self_p;
     *self_p = NULL;
-    if (self->ops != NULL) {
-        self->ops->fini(self->engine);
-        free(self->engine);
+    if (self->configured != NULL && self->configured_engine != NULL) {
+        self->configured->fini(self->configured_engine);
     }
+    if (self->disk_engine != NULL) {
+        wte_disk.fini(self->disk_engine);
+    }
+    free(self->configured_engine);
+    free(self->disk_engine);
     update_spec_fini(&self->spec);
     free(self);
 }
 
 /* ---- checks ---- */
 
+static lk_status_t not_configured(lk_error_t *err)
+{
+    return lk_error_set(err, LK_ERR_STATE,
+                        "Weight transfer not configured. Please set weight_transfer_config to "
+                        "enable weight transfer.");
+}
+
 static lk_status_t check_configured(const update_session_t *self, update_verb_t verb,
-                                    lk_error_t *err)
+                                    const char *spec, size_t spec_len, lk_error_t *err)
 {
     if (verb < UPDATE_VERB_INIT || verb > UPDATE_VERB_SET_VERSION) {
         return lk_error_set(err, LK_ERR_INVALID, "unknown weight call %d", (int)verb);
     }
-    if (self->ops == NULL && verb != UPDATE_VERB_SET_VERSION) {
-        return lk_error_set(err, LK_ERR_STATE,
-                            "Weight transfer not configured. Please set weight_transfer_config to "
-                            "enable weight transfer.");
+    bool free_of_it = verb == UPDATE_VERB_SET_VERSION ||
+                      (verb == UPDATE_VERB_INIT && update_init_is_visit(spec, spec_len));
+    return self->ops != NULL || free_of_it ? LK_OK : not_configured(err);
+}
+
+/* Which engine an init_info is for. It may name one: the configured one, or disk, which needs no
+ * set-up and serves for one session. */
+static lk_status_t pick_engine(const update_session_t *self, json_t *init_info,
+                               const wte_ops_t **out, lk_error_t *err)
+{
+    const json_t *name = json_object_get(init_info, "backend");
+    const char *text = json_string_value(name);
+    if (name == NULL || json_is_null(name) ||
+        (text != NULL && self->configured != NULL && strcmp(text, self->configured->name) == 0)) {
+        *out = self->configured;
+    } else if (text != NULL && strcmp(text, wte_disk.name) == 0) {
+        *out = &wte_disk;
+    } else {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "Invalid init_info: 'backend' must be absent, \"disk\", or the one of "
+                            "--weight-transfer-config");
     }
-    return LK_OK;
+    (void)json_object_del(init_info, "backend"); /* engines don't know it; absent is well */
+    return *out != NULL ? LK_OK : not_configured(err);
 }
 
 static lk_status_t parse_init(const update_session_t *self, const char *text, size_t len,
@@ -207,11 +240,14 @@ static lk_status_t parse_init(const update_session_t *self, const char *text, si
 {
     update_spec_t spec = {0};
     LK_RETURN_IF_ERROR(update_spec_init(&spec, text, len, err));
-    lk_status_t st = self->ops->init_check(spec.info, &self->ctx, err);
+    const wte_ops_t *ops = NULL;
+    lk_status_t st = pick_engine(self, json_object_get(spec.root, "init_info"), &ops, err);
+    st = st == LK_OK ? ops->init_check(spec.info, &self->ctx, err) : st;
     if (st < 0) {
         update_spec_fini(&spec);
         return st;
     }
+    spec.init_ops = ops;
     spec.packing = update_spec_packing(spec.info, PACKED_OPTIONS_DEFAULT);
     *out = spec;
     return LK_OK;
@@ -224,16 +260,23 @@ static wte_update_t wte_update(const update_spec_t *spec)
                           .packed = spec->packing.packed,
                           .packed_buffer_size_bytes = spec->packing.buffer_size_bytes,
                           .packed_num_buffers = spec->packing.num_buffers,
-                          .update_info = spec->info};
+                          .update_info = spec->info,
+                          .source = spec->source};
 }
 
 static lk_status_t parse_update(const update_session_t *self, const char *text, size_t len,
                                 update_spec_t *out, lk_error_t *err)
 {
     update_spec_t spec = {0};
-    LK_RETURN_IF_ERROR(update_spec_update(&spec, self->ops->name, text, len, self->ctx.dp_rank,
-                                          self->ctx.dp_size, self->packing, err));
-    lk_status_t st = self->sink.ops->check(self->sink.ctx, spec.tensors, spec.n_tensors, err);
+    const weight_sink_ops_t *sink = self->sink.ops;
+    bool whole = self->ops->update_open != NULL;
+    LK_RETURN_IF_ERROR(whole ? update_spec_open(&spec, self->ops, &self->ctx, text, len, err)
+                             : update_spec_update(&spec, self->ops->name, text, len,
+                                                  self->ctx.dp_rank, self->ctx.dp_size,
+                                                  self->packing, err));
+    lk_status_t st = whole && sink->check_whole != NULL
+                         ? sink->check_whole(self->sink.ctx, spec.tensors, spec.n_tensors, err)
+                         : sink->check(self->sink.ctx, spec.tensors, spec.n_tensors, err);
     if (st >= 0 &&
         self->state == UPDATE_STATE_OPEN) { /* else the order is refused, with its text */
         wte_update_t update = wte_update(&spec);
@@ -250,7 +293,7 @@ static lk_status_t parse_update(const update_session_t *self, const char *text, 
 static lk_status_t parse_any(const update_session_t *self, update_verb_t verb, const char *text,
                              size_t len, update_spec_t *out, lk_error_t *err)
 {
-    LK_RETURN_IF_ERROR(check_configured(self, verb, err));
+    LK_RETURN_IF_ERROR(check_configured(self, verb, text, len, err));
     switch (verb) {
     case UPDATE_VERB_INIT:
         return parse_init(self, text, len, out, err);
@@ -278,8 +321,30 @@ lk_status_t update_session_check(const update_session_t *self, update_verb_t ver
 
 /* ---- post ---- */
 
+/* The visit ends: the configured engine goes on where it was. */
+static void leave_disk(update_session_t *self)
+{
+    if (!self->visiting_disk) {
+        return;
+    }
+    self->ops->abort(self->engine);
+    update_spec_fini(&self->spec);
+    self->visiting_disk = false;
+    self->ops = self->configured;
+    self->engine = self->configured_engine;
+    self->state = self->configured_ready ? UPDATE_STATE_READY : UPDATE_STATE_UNCONFIGURED;
+}
+
 static lk_status_t enter_init(update_session_t *self, update_spec_t *spec, lk_error_t *err)
 {
+    bool visit = spec->init_ops != self->configured;
+    if (visit) {
+        self->configured_ready =
+            self->visiting_disk ? self->configured_ready : self->state == UPDATE_STATE_READY;
+    }
+    self->visiting_disk = visit;
+    self->ops = spec->init_ops;
+    self->engine = visit ? self->disk_engine : self->configured_engine;
     /* the older connection is gone either way */
     self->state = UPDATE_STATE_UNCONFIGURED;
     lk_status_t st = self->ops->init_post(self->engine, spec->info, &self->ctx, err);
@@ -332,6 +397,7 @@ static void enter_abort(update_session_t *self)
     } else if (self->state == UPDATE_STATE_OPEN) {
         self->state = UPDATE_STATE_READY;
     }
+    leave_disk(self);
 }
 
 lk_status_t update_session_post(update_session_t *self, update_verb_t verb, const char *spec,
@@ -340,7 +406,7 @@ lk_status_t update_session_post(update_session_t *self, update_verb_t verb, cons
     self->posted = verb;
     self->entered = false;
     self->canceled[0] = '\0';
-    LK_RETURN_IF_ERROR(check_configured(self, verb, err));
+    LK_RETURN_IF_ERROR(check_configured(self, verb, spec, spec_len, err));
     const char *refusal = refusals[self->state][verb];
     if (refusal != NULL) {
         return lk_error_set(err, LK_ERR_STATE, "%s", refusal);
@@ -421,9 +487,12 @@ static void undo(update_session_t *self, update_verb_t verb)
         self->ops->abort(self->engine);
         update_spec_fini(&self->spec);
         self->state = UPDATE_STATE_UNCONFIGURED;
+        self->configured_ready = false; /* to the group, nothing is initialised now */
+        leave_disk(self);
     } else if (verb == UPDATE_VERB_FINISH) {
         self->touched = true; /* none committed: no rank may use what it received */
         self->state = UPDATE_STATE_READY;
+        leave_disk(self);
     }
 }
 
@@ -442,8 +511,20 @@ lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, b
         LK_RETURN_IF_ERROR(self->sink.ops->commit(self->sink.ctx, err));
         self->touched = self->stale = false;
         self->state = UPDATE_STATE_READY;
+        leave_disk(self);
     }
     return LK_OK;
+}
+
+const char update_session_already_open[] = ALREADY_OPEN;
+
+bool update_init_is_visit(const char *spec, size_t spec_len)
+{
+    json_t *root = json_loadb(spec != NULL ? spec : "", spec_len, JSON_REJECT_DUPLICATES, NULL);
+    const json_t *name = json_object_get(json_object_get(root, "init_info"), "backend");
+    bool visit = json_is_string(name);
+    json_decref(root);
+    return visit;
 }
 
 update_state_t update_session_state(const update_session_t *self)

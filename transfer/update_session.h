@@ -9,6 +9,9 @@
  * mid-stream is closed, and the trainer has to initialise again. `touched` is set if any byte
  * reached the sink; then only a session that brings every tensor of the model can be finished.
  * INIT in an open session is refused: abort_weight_update first.
+ *
+ * An init_info with {"backend": "disk"} brings in the disk engine whatever is configured, for one
+ * session; after it the configured engine goes on where it was (unless it failed).
  */
 #ifndef LK_TRANSFER_UPDATE_SESSION_H
 #define LK_TRANSFER_UPDATE_SESSION_H
@@ -69,6 +72,10 @@ void update_session_cancel(update_session_t *self, const char *why);
  * order or its body changed nothing, and its outcome changes nothing. */
 LK_MUST_USE lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, bool ok,
                                                lk_error_t *err);
+
+/* True for an INIT whose init_info names its engine: such a one does not end an open session. */
+bool update_init_is_visit(const char *spec, size_t spec_len);
+extern const char update_session_already_open[]; /* the text of that refusal */
 
 update_state_t update_session_state(const update_session_t *self);
 /* Bytes of the open session (or of a failed one) reached the sink. Cleared by a committed finish.

@@ -9,7 +9,11 @@
 void update_spec_fini(update_spec_t *self)
 {
     json_decref(self->root);
-    free(self->tensors);
+    if (self->source_ops != NULL) {
+        self->source_ops->update_close(self->source);
+    } else {
+        free(self->tensors);
+    }
     *self = (update_spec_t){0};
 }
 
@@ -257,37 +261,58 @@ static lk_status_t read_update_info(update_spec_t *spec, const char *backend,
     return st < 0 ? st : listed;
 }
 
+/* This rank's update_info. */
+static lk_status_t pick_info(update_spec_t *spec, const char *text, size_t len, uint32_t rank,
+                             uint32_t n_ranks, lk_error_t *err)
+{
+    LK_RETURN_IF_ERROR(parse_with(text, len, "update_info", &spec->root, &spec->info, err));
+    if (json_is_array(spec->info)) {
+        size_t n = json_array_size(spec->info);
+        if (n != n_ranks) {
+            return lk_error_set(err, LK_ERR_INVALID,
+                                "'update_info' is a list of %zu, but there are %u ranks", n,
+                                n_ranks);
+        }
+        spec->info = json_array_get(spec->info, rank);
+    }
+    return json_is_object(spec->info)
+               ? LK_OK
+               : lk_error_set(err, LK_ERR_INVALID,
+                              "'update_info' must be an object or a list of objects, one per rank");
+}
+
 lk_status_t update_spec_update(update_spec_t *out, const char *backend, const char *text,
                                size_t len, uint32_t rank, uint32_t n_ranks,
                                packed_options_t packing, lk_error_t *err)
 {
     update_spec_t spec = {0};
-    LK_RETURN_IF_ERROR(parse_with(text, len, "update_info", &spec.root, &spec.info, err));
-    lk_status_t st = LK_OK;
-    if (json_is_array(spec.info)) {
-        size_t n = json_array_size(spec.info);
-        if (n != n_ranks) {
-            st = lk_error_set(err, LK_ERR_INVALID,
-                              "'update_info' is a list of %zu, but there are %u ranks", n, n_ranks);
-            goto err_spec;
-        }
-        spec.info = json_array_get(spec.info, rank);
-    }
-    if (!json_is_object(spec.info)) {
-        st = lk_error_set(err, LK_ERR_INVALID,
-                          "'update_info' must be an object or a list of objects, one per rank");
-        goto err_spec;
-    }
-    st = read_update_info(&spec, backend, packing, err);
+    lk_status_t st = pick_info(&spec, text, len, rank, n_ranks, err);
+    st = st == LK_OK ? read_update_info(&spec, backend, packing, err) : st;
     if (st < 0) {
-        goto err_spec;
+        update_spec_fini(&spec);
+        return st;
     }
     *out = spec;
     return LK_OK;
+}
 
-err_spec:
-    update_spec_fini(&spec);
-    return st;
+lk_status_t update_spec_open(update_spec_t *out, const wte_ops_t *ops, const wte_context_t *ctx,
+                             const char *text, size_t len, lk_error_t *err)
+{
+    update_spec_t spec = {0};
+    wte_source_t source;
+    lk_status_t st = pick_info(&spec, text, len, ctx->dp_rank, ctx->dp_size, err);
+    st = st == LK_OK ? ops->update_open(spec.info, ctx, &source, err) : st;
+    if (st < 0) {
+        update_spec_fini(&spec);
+        return st;
+    }
+    spec.tensors = source.tensors;
+    spec.n_tensors = source.n_tensors;
+    spec.source = source.handle;
+    spec.source_ops = ops;
+    *out = spec;
+    return LK_OK;
 }
 
 static lk_status_t check_version(const json_t *value, const char *field, lk_error_t *err)

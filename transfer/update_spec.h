@@ -31,6 +31,9 @@ typedef struct {
     packed_options_t packing;
     tensor_desc_t *tensors; /* names borrowed from root */
     size_t n_tensors;
+    const wte_ops_t *init_ops;   /* of an init: the engine it is for */
+    const wte_ops_t *source_ops; /* set: tensors are source's, opened by these */
+    void *source;
 } update_spec_t;
 
 void update_spec_fini(update_spec_t *self);
@@ -45,6 +48,10 @@ LK_MUST_USE lk_status_t update_spec_update(update_spec_t *out, const char *backe
                                            const char *text, size_t len, uint32_t rank,
                                            uint32_t n_ranks, packed_options_t packing,
                                            lk_error_t *err);
+/* The same body for an engine with update_open, which lists the tensors. */
+LK_MUST_USE lk_status_t update_spec_open(update_spec_t *out, const wte_ops_t *ops,
+                                         const wte_context_t *ctx, const char *text, size_t len,
+                                         lk_error_t *err);
 /* {"weight_version": text or null}, {} or nothing at all */
 LK_MUST_USE lk_status_t update_spec_finish(const char *text, size_t len, lk_error_t *err);
 /* {"new_version": text}, or {"weight_version": text} as finish has it */

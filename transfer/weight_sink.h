@@ -14,6 +14,8 @@ typedef struct weight_sink_ops {
     /* Checks a complete list (names, dtypes, shapes) and changes nothing. Lists all offenders in
      * err (as many as fit, then "and N more"). */
     lk_status_t (*check)(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err);
+    /* (optional) The same for a list that has to be the whole model: also lists what is missing. */
+    lk_status_t (*check_whole)(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err);
     /* The list that the following tensor() calls index. Copies what it needs. Replaces an older
      * plan. */
     lk_status_t (*plan)(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err);

@@ -26,8 +26,9 @@ typedef struct {
     uint32_t dp_rank, dp_size;
     uint32_t ranks_per_replica; /* 1 today */
     const lk_env_t *env;
-    uint64_t
-        no_progress_ns; /* a transfer that moves nothing for so long fails with LK_ERR_TIMEOUT */
+    /* a transfer that moves nothing for so long fails with LK_ERR_TIMEOUT */
+    uint64_t no_progress_ns;
+    const char *allowed_weight_dirs; /* comma-separated; a path of a request must be below one */
 } wte_context_t;
 
 /* One update_weights call, parsed and validated: the tensors in wire order. */
@@ -38,7 +39,15 @@ typedef struct {
     uint64_t packed_buffer_size_bytes;
     uint32_t packed_num_buffers;
     const json_t *update_info; /* for fields of the backend's own */
+    void *source;              /* update_open's handle, for engines that have it */
 } wte_update_t;
+
+/* What an engine found by itself: the tensors of an update_info that does not list them. */
+typedef struct {
+    tensor_desc_t *tensors; /* with their names valid until update_close(handle) */
+    size_t n_tensors;
+    void *handle;
+} wte_source_t;
 
 typedef struct {
     uint64_t tensors_done, tensors_total, bytes_done, bytes_total;
@@ -59,6 +68,12 @@ typedef struct wte_ops {
     /* INPROGRESS, OK (connected, ready for updates), or an error (then not initialised). */
     lk_status_t (*init_test)(void *state, lk_error_t *err);
 
+    /* (optional, both or none) For engines whose updates are whole checkpoints that they find
+     * themselves: checks update_info and opens what it names. The caller ends *out with
+     * update_close, which accepts a NULL handle, after the update's test is done. */
+    lk_status_t (*update_open)(const json_t *update_info, const wte_context_t *ctx,
+                               wte_source_t *out, lk_error_t *err);
+    void (*update_close)(void *handle);
     /* Checks the backend's own fields of an update; no side effects. */
     lk_status_t (*update_check)(void *state, const wte_update_t *update, lk_error_t *err);
     /* Starts to receive update->tensors into sink (already planned with the same list). */

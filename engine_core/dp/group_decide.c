@@ -239,6 +239,9 @@ static void apply_update(group_t *self, pause_call_t call, command_t *command, c
         refuse_update(self, call, command, known ? voted : LK_ERR_INVALID);
     } else if (weight_state_admit(&self->weights, verb, &err) < 0) {
         push_done(self, call, CMD_UPDATE, verb, err.status, err.text);
+    } else if (verb == UPDATE_VERB_INIT && (self->weights.gates & GATE_SESSION) &&
+               update_init_is_visit(command->spec, command->spec_len)) {
+        push_done(self, call, CMD_UPDATE, verb, LK_ERR_STATE, update_session_already_open);
     } else if (voted != LK_OK) {
         refuse_update(self, call, command, voted);
     } else if (verb == UPDATE_VERB_SET_VERSION) {

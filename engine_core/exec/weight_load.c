@@ -6,24 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buffers that Llama checkpoints of Transformers before 4.32 carry; they are computed. */
-static bool is_rotary_buffer(const char *name)
-{
-    static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",
-                                       ".rotary_emb.sin_cached"};
-    size_t len = strlen(name);
-    for (size_t i = 0; i < LK_ARRAY_LEN(ends); i++) {
-        size_t n = strlen(ends[i]);
-        if (len > n && strcmp(name + len - n, ends[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Names what no tensor of the list covers, too. */
-static lk_status_t check_checkpoint(const weight_table_t *table, const tensor_desc_t *descs,
-                                    size_t n, lk_error_t *err)
+lk_status_t weight_table_check_whole(const weight_table_t *table, const tensor_desc_t *descs,
+                                     size_t n, lk_error_t *err)
 {
     offenders_t offenders = {.n = 0};
     name_rules_dims_t dims;
@@ -64,12 +48,12 @@ static lk_status_t load_entries(weight_table_t *table, const safetensors_t *file
     }
     for (size_t i = 0; i < total; i++) {
         const safetensors_entry_t *entry = safetensors_at(file, i);
-        if (!is_rotary_buffer(entry->desc.name)) {
+        if (!safetensors_is_rotary_buffer(entry->desc.name)) {
             entries[n] = entry;
             descs[n++] = entry->desc;
         }
     }
-    status = check_checkpoint(table, descs, n, err);
+    status = weight_table_check_whole(table, descs, n, err);
     if (status == LK_OK) {
         status = sink.ops->plan(sink.ctx, descs, n, err);
     }

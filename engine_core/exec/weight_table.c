@@ -348,6 +348,12 @@ static lk_status_t sink_check(void *ctx, const tensor_desc_t *tensors, size_t n,
     return LK_OK;
 }
 
+static lk_status_t sink_check_whole(void *ctx, const tensor_desc_t *tensors, size_t n,
+                                    lk_error_t *err)
+{
+    return weight_table_check_whole(ctx, tensors, n, err);
+}
+
 static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
     weight_table_t *self = ctx;
@@ -448,6 +454,7 @@ static digest_t sink_digest(void *ctx)
 
 static const weight_sink_ops_t sink_ops = {
     .check = sink_check,
+    .check_whole = sink_check_whole,
     .plan = sink_plan,
     .direct = sink_direct,
     .tensor = sink_tensor,

@@ -45,6 +45,10 @@ void weight_table_destroy(weight_table_t **self_p);
  * ill-shaped tensors are refused by name, all of them listed, before anything is stored. Rotary
  * frequency buffers that old Llama checkpoints carry are skipped. */
 LK_MUST_USE lk_status_t weight_table_load(weight_table_t *self, const char *dir, lk_error_t *err);
+/* Checks a list of tensors that has to be a whole model: also names what none of them covers. */
+LK_MUST_USE lk_status_t weight_table_check_whole(const weight_table_t *self,
+                                                 const tensor_desc_t *descs, size_t n,
+                                                 lk_error_t *err);
 /* Random weights (--load-format dummy): a function of seed and name only, equal on all ranks. */
 LK_MUST_USE lk_status_t weight_table_fill(weight_table_t *self, uint64_t seed, lk_error_t *err);
 

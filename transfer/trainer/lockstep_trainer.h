@@ -115,6 +115,11 @@ LST_API lst_status_t lst_start(lst_t *lst);
  * (LST_ERR_INVALID, LST_ERR_STATE) comes before a byte is sent. options NULL: one by one. */
 LST_API lst_status_t lst_update(lst_t *lst, const lst_tensor_t *tensors, size_t n,
                                 const lst_update_options_t *options);
+/* A whole session in one call, without lst_init_*, lst_start and lst_finish: every rank loads the
+ * checkpoint in `directory`, an absolute path that all of them see and may load from. version NULL:
+ * the directory's name. timeout_s 0: 600. */
+LST_API lst_status_t lst_update_disk(lst_t *lst, const char *directory, const char *version,
+                                     double timeout_s);
 /* Publishes what was sent, on all ranks or on none. version NULL keeps the old label. */
 LST_API lst_status_t lst_finish(lst_t *lst, const char *version);
 /* Harmless when nothing is open. */

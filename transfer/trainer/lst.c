@@ -97,10 +97,11 @@ static void wait_for_reply(lst_t *self)
     (void)poll(&fd, 1, (int)LK_MIN(ms, 1000u)); /* rpc_test looks for itself */
 }
 
-lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply)
+static lk_status_t ask_within(lst_t *self, const char *call, json_t *args, uint64_t timeout_ns,
+                              json_t **reply)
 {
     self->err = LK_ERROR_INIT;
-    lk_status_t st = rpc_post(self->rpc, call, args, self->timeout_ns, &self->err);
+    lk_status_t st = rpc_post(self->rpc, call, args, timeout_ns, &self->err);
     json_decref(args);
     json_t *map = NULL;
     while (st >= 0 && (st = rpc_test(self->rpc, &map, &self->err)) == LK_INPROGRESS) {
@@ -112,6 +113,11 @@ lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply)
         json_decref(map);
     }
     return st;
+}
+
+lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply)
+{
+    return ask_within(self, call, args, self->timeout_ns, reply);
 }
 
 static lst_status_t simple(lst_t *self, const char *call, json_t *args)
@@ -178,6 +184,21 @@ lst_status_t lst_reset_prefix_cache(lst_t *self, bool reset_running_requests, bo
 lst_status_t lst_start(lst_t *self)
 {
     return simple(self, "start_weight_update", NULL);
+}
+
+lst_status_t lst_update_disk(lst_t *self, const char *directory, const char *version,
+                             double timeout_s)
+{
+    if (directory == NULL || !seconds_ok(timeout_s)) {
+        return (lst_status_t)lk_error_set(&self->err, LK_ERR_INVALID,
+                                          "update_weights: needs a directory, and a time of at "
+                                          "least 0");
+    }
+    json_t *args = json_pack("{s:s, s:s?}", "weight_dir", directory, "weight_version", version);
+    return args != NULL ? (lst_status_t)ask_within(self, "update_weights", args,
+                                                   seconds_or(timeout_s, 600), NULL)
+                        : (lst_status_t)lk_error_set(&self->err, LK_ERR_INVALID,
+                                                     "update_weights: a text is not UTF-8");
 }
 
 static json_t *text_arg(const char *name, const char *value)
