@@ -258,6 +258,14 @@ START_TEST(test_weight_calls)
     ck_assert_int_eq(ask("POST", "/finish_weight_update", "{\"weight_version\":null}"), 200);
     ck_assert_int_eq(ask("POST", "/finish_weight_update", "{\"weight_version\":\"v7\"}"), 200);
     ck_assert_str_eq(c.last_spec, "{\"weight_version\":\"v7\"}");
+    /* a whole session; the last call is its finish */
+    ck_assert_int_eq(ask("POST", "/update_weights", "{\"weight_dir\":\"/w/step-3//\"}"), 200);
+    ck_assert_str_eq(text_at("message", NULL), "Weights updated");
+    ck_assert_str_eq(c.last_spec, "{\"weight_version\":\"step-3\"}");
+    ck_assert_int_eq(ask("POST", "/update_weights",
+                         "{\"weight_dir\":\"/w/step-3\",\"weight_version\":\"mine\"}"),
+                     200);
+    ck_assert_str_eq(c.last_spec, "{\"weight_version\":\"mine\"}");
     ck_assert_int_eq(ask("POST", "/abort_weight_update", ""), 200);
     ck_assert_int_eq(ask("POST", "/update_weight_version", "{\"new_version\":\"v8\"}"), 200);
     ck_assert(json_is_true(json_object_get(held, "success")));
@@ -278,7 +286,11 @@ START_TEST(test_weight_calls)
         {"/init_weight_transfer_engine", "{\"init_info\":", "body"},
         {"/start_weight_update", "{\"is_checkpoint_format\":5}", "is_checkpoint_format"},
         {"/start_weight_update", "[]", "body"},
-        {"/update_weights", "{\"weight_dir\":\"x\"}", "update_info"},
+        {"/update_weights", "{\"names\":[]}", "update_info"},
+        {"/update_weights", "{\"weight_dir\":7}", "weight_dir"},
+        {"/update_weights", "{\"weight_dir\":null}", "weight_dir"},
+        {"/update_weights", "{\"weight_dir\":\"/w\",\"update_info\":{}}", "weight_dir"},
+        {"/update_weights", "{\"weight_dir\":\"/w\",\"weight_version\":7}", "weight_version"},
         {"/update_weights", "{\"update_info\":\"x\"}", "update_info"},
         {"/finish_weight_update", "{\"weight_version\":7}", "weight_version"},
         {"/update_weight_version", "{}", "new_version"},
