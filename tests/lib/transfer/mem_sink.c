@@ -64,6 +64,23 @@ static lk_status_t sink_check(void *ctx, const tensor_desc_t *tensors, size_t n,
     return st;
 }
 
+static lk_status_t sink_check_whole(void *ctx, const tensor_desc_t *tensors, size_t n,
+                                    lk_error_t *err)
+{
+    mem_sink_t *self = ctx;
+    LK_RETURN_IF_ERROR(sink_check(ctx, tensors, n, err));
+    bool there[MEM_SINK_MAX] = {false};
+    for (size_t i = 0; i < n; i++) {
+        there[find(self, &tensors[i])] = true;
+    }
+    for (size_t i = 0; i < self->n_model; i++) {
+        if (!there[i]) {
+            return lk_error_set(err, LK_ERR_INVALID, "missing: %s", self->model[i].name);
+        }
+    }
+    return LK_OK;
+}
+
 static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
     mem_sink_t *self = ctx;
@@ -163,6 +180,7 @@ weight_sink_t mem_sink(mem_sink_t *self)
 {
     static const weight_sink_ops_t ops = {
         .check = sink_check,
+        .check_whole = sink_check_whole,
         .plan = sink_plan,
         .direct = sink_direct,
         .tensor = sink_tensor,
