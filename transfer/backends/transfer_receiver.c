@@ -32,8 +32,12 @@ struct transfer_lane {
 
     size_t bucket; /* the one being received; lane + k * n_lanes */
     uint64_t bucket_done;
-    uint8_t *target; /* where its bytes go; NULL before the first */
-    bool verified;   /* the digest was right: its tensors go to the sink */
+    bool placed;      /* the places below are chosen */
+    uint8_t **places; /* per tensor of the bucket: where its bytes go; NULL: the staging buffer */
+    size_t places_size;
+    size_t tensor; /* of the bucket: holds byte bucket_done */
+    uint64_t tensor_at;
+    bool verified; /* the digest was right: its tensors go to the sink */
     size_t delivered;
     uint64_t deliver_at;
     XXH3_state_t *hash;
@@ -49,6 +53,7 @@ static void lanes_free(transfer_receiver_t *self)
         lk_buf_fini(&lane->out);
         XXH3_freeState(lane->hash);
         free(lane->staging);
+        free(lane->places);
     }
     free(self->lanes);
     self->lanes = NULL;
@@ -172,22 +177,20 @@ static void queue_hello(const transfer_receiver_t *self, transfer_lane_t *lane)
     lk_buf_append(&lane->out, self->token, token_len);
 }
 
-/* Reads into the payload (while in one) and on into the next header, with one call. */
-static lk_status_t lane_read(transfer_lane_t *lane, uint8_t *payload, size_t *got, lk_error_t *err)
+/* Reads into the payload (while in one), whose next `want` bytes go to the n pieces of iov, and on
+ * into the next header, with one call. iov has room for one piece more. */
+static lk_status_t lane_read(transfer_lane_t *lane, struct iovec *iov, int n, size_t want,
+                             size_t *got, lk_error_t *err)
 {
-    struct iovec iov[2];
-    int n = 0;
-    size_t want = 0, moved = 0;
-    if (lane->in_payload) {
-        uint64_t left = lane->frame.length - lane->payload_done;
-        want = left < READ_BYTES ? (size_t)left : READ_BYTES;
-        iov[n++] = (struct iovec){payload, want};
-        /* a FAIL ends the stream, and a piece that isn't the last has no header behind it */
-        if (want == left && lane->frame.kind == TRANSFER_DATA) {
-            iov[n++] = (struct iovec){lane->head, sizeof lane->head};
-        }
-    } else {
+    size_t moved = 0;
+    if (!lane->in_payload) {
+        n = 0;
+        want = 0;
         iov[n++] = (struct iovec){lane->head + lane->head_len, sizeof lane->head - lane->head_len};
+    } else if (want == lane->frame.length - lane->payload_done &&
+               lane->frame.kind == TRANSFER_DATA) {
+        /* a FAIL ends the stream, and a piece that isn't the last has no header behind it */
+        iov[n++] = (struct iovec){lane->head, sizeof lane->head};
     }
     lk_status_t st = lane->stream->ops->readv(lane->stream, iov, n, &moved, err);
     if (st != LK_OK) {
@@ -203,6 +206,14 @@ static lk_status_t lane_read(transfer_lane_t *lane, uint8_t *payload, size_t *go
     }
     *got = into_payload;
     return LK_OK;
+}
+
+/* Into a header, or a FAIL's text. */
+static lk_status_t read_text(transfer_lane_t *lane, size_t *got, lk_error_t *err)
+{
+    size_t want = lane->in_payload ? lane->frame.length - lane->payload_done : 0;
+    struct iovec iov[2] = {{lane->text + lane->payload_done, want}};
+    return lane_read(lane, iov, 1, want, got, err);
 }
 
 static lk_status_t trainer_failed(const transfer_receiver_t *self, transfer_lane_t *lane,
@@ -244,7 +255,7 @@ static lk_status_t lane_greet(transfer_receiver_t *self, transfer_lane_t *lane, 
     LK_RETURN_IF_ERROR(flush(lane, did, err));
     while (lane->phase == LANE_GREETING) {
         size_t got = 0;
-        lk_status_t st = lane_read(lane, (uint8_t *)lane->text + lane->payload_done, &got, err);
+        lk_status_t st = read_text(lane, &got, err);
         if (st != LK_OK) {
             return st < 0 ? st : LK_OK;
         }
@@ -355,7 +366,9 @@ static void lane_start_bucket(transfer_lane_t *lane, size_t bucket)
 {
     lane->bucket = bucket;
     lane->bucket_done = 0;
-    lane->target = NULL;
+    lane->placed = false;
+    lane->tensor = 0;
+    lane->tensor_at = 0;
     lane->verified = false;
     lane->delivered = 0;
     lane->deliver_at = 0;
@@ -420,21 +433,38 @@ static void where(const transfer_receiver_t *self, const transfer_lane_t *lane, 
              lane->bucket_done, self->buckets[lane->bucket].bytes);
 }
 
-static lk_status_t choose_target(transfer_receiver_t *self, transfer_lane_t *lane, lk_error_t *err)
+static uint64_t tensor_size(const transfer_receiver_t *self, size_t index)
 {
-    static uint8_t nothing[8]; /* of an empty bucket */
+    uint64_t bytes = 0;
+    bool fits = tensor_desc_bytes(&self->load.tensors[index], &bytes);
+    CHECK(fits); /* packed_layout has added them up */
+    return bytes;
+}
+
+/* Tensors that can be received in place are; the others wait in the staging buffer, each at its
+ * place in the bucket, until the digest was right. */
+static lk_status_t choose_places(transfer_receiver_t *self, transfer_lane_t *lane, lk_error_t *err)
+{
     const packed_bucket_t *bucket = &self->buckets[lane->bucket];
-    if (bucket->bytes == 0) {
-        lane->target = nothing;
-        return LK_OK;
-    }
-    if (bucket->count == 1 && self->sink.ops->direct != NULL) {
-        lane->target = self->sink.ops->direct(self->sink.ctx, bucket->first);
-        if (lane->target != NULL) {
-            return LK_OK;
+    if (lane->places_size < bucket->count) {
+        uint8_t **places = realloc(lane->places, bucket->count * sizeof *places);
+        if (places == NULL) {
+            return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for %zu tensors",
+                                bucket->count);
         }
+        lane->places = places;
+        lane->places_size = bucket->count;
     }
-    if (lane->staging_size < bucket->bytes) {
+    bool stage = false;
+    for (size_t i = 0; i < bucket->count; i++) {
+        size_t index = bucket->first + i;
+        bool some = tensor_size(self, index) > 0;
+        lane->places[i] = some && self->sink.ops->direct != NULL
+                              ? self->sink.ops->direct(self->sink.ctx, index)
+                              : NULL;
+        stage = stage || (some && lane->places[i] == NULL);
+    }
+    if (stage && lane->staging_size < bucket->bytes) {
         free(lane->staging);
         lane->staging = malloc(bucket->bytes);
         lane->staging_size = lane->staging != NULL ? bucket->bytes : 0;
@@ -443,8 +473,35 @@ static lk_status_t choose_target(transfer_receiver_t *self, transfer_lane_t *lan
                                 "out of memory for a bucket of %" PRIu64 " bytes", bucket->bytes);
         }
     }
-    lane->target = lane->staging;
+    lane->placed = true;
     return LK_OK;
+}
+
+/* The places of the bucket's next `want` bytes, at most n pieces. Returns how many; *covered: their
+ * bytes together. Leaves the cursor at bucket_done. */
+static int next_places(const transfer_receiver_t *self, transfer_lane_t *lane, size_t want,
+                       struct iovec *iov, int n, size_t *covered)
+{
+    size_t first = self->buckets[lane->bucket].first, tensor = lane->tensor;
+    uint64_t at = lane->tensor_at, size = tensor_size(self, first + tensor);
+    int used = 0;
+    for (*covered = 0; *covered < want && used < n;) {
+        uint64_t pos = lane->bucket_done + *covered;
+        while (pos >= at + size) {
+            at += size;
+            size = tensor_size(self, first + ++tensor);
+        }
+        if (used == 0) {
+            lane->tensor = tensor;
+            lane->tensor_at = at;
+        }
+        uint8_t *place = lane->places[tensor];
+        place = place != NULL ? place : lane->staging + at;
+        size_t run = LK_MIN(want - *covered, at + size - pos);
+        iov[used++] = (struct iovec){place + (pos - at), run};
+        *covered += run;
+    }
+    return used;
 }
 
 static lk_status_t bad_frame(const transfer_lane_t *lane, const char *why, lk_error_t *err)
@@ -489,7 +546,7 @@ static lk_status_t begin_frame(transfer_receiver_t *self, transfer_lane_t *lane,
         lane->in_payload = self->window == NULL;
         lane->in_slot = self->window != NULL;
         lane->payload_done = 0;
-        return lane->target == NULL ? choose_target(self, lane, err) : LK_OK;
+        return lane->placed ? LK_OK : choose_places(self, lane, err);
     }
     if (f->length != 0 || lane->bucket_done != bytes) {
         return bad_frame(lane, "digest before the bucket's end", err);
@@ -497,8 +554,8 @@ static lk_status_t begin_frame(transfer_receiver_t *self, transfer_lane_t *lane,
     if (!self->unchecked && f->offset != XXH3_64bits_digest(lane->hash)) {
         return lk_error_set(err, LK_ERR_PEER, "digest of the received bytes is not the trainer's");
     }
-    if (lane->target == NULL) {
-        LK_RETURN_IF_ERROR(choose_target(self, lane, err));
+    if (!lane->placed) {
+        LK_RETURN_IF_ERROR(choose_places(self, lane, err));
     }
     lane->verified = true;
     return LK_OK;
@@ -511,11 +568,11 @@ static lk_status_t deliver(transfer_receiver_t *self, transfer_lane_t *lane, uin
     const packed_bucket_t *bucket = &self->buckets[lane->bucket];
     if (lane->delivered < bucket->count) {
         size_t index = bucket->first + lane->delivered;
-        uint64_t bytes = 0;
-        bool fits = tensor_desc_bytes(&self->load.tensors[index], &bytes);
-        CHECK(fits && bytes <= bucket->bytes - lane->deliver_at);
-        LK_RETURN_IF_ERROR(self->sink.ops->tensor(self->sink.ctx, index,
-                                                  lane->target + lane->deliver_at, bytes, err));
+        uint64_t bytes = tensor_size(self, index);
+        static uint8_t nothing[8]; /* of an empty tensor */
+        uint8_t *place = lane->places[lane->delivered];
+        place = place != NULL ? place : bytes > 0 ? lane->staging + lane->deliver_at : nothing;
+        LK_RETURN_IF_ERROR(self->sink.ops->tensor(self->sink.ctx, index, place, bytes, err));
         lane->delivered++;
         lane->deliver_at += bytes;
         self->progress.tensors_done++;
@@ -547,10 +604,12 @@ static void take_slot(transfer_receiver_t *self, transfer_lane_t *lane, uint64_t
     const uint8_t *slot =
         self->window + lane->slots_used % self->window_slots * TRANSFER_CHUNK_BYTES;
     for (uint64_t done = 0; done < lane->frame.length;) {
-        size_t run = LK_MIN(lane->frame.length - done, (size_t)COPY_BYTES);
-        uint8_t *to = lane->target + lane->bucket_done;
-        memcpy(to, slot + done, run);
-        take_bytes(self, lane, to, run);
+        struct iovec piece;
+        size_t run;
+        (void)next_places(self, lane, LK_MIN(lane->frame.length - done, (uint64_t)COPY_BYTES),
+                          &piece, 1, &run);
+        memcpy(piece.iov_base, slot + done, run);
+        take_bytes(self, lane, piece.iov_base, run);
         done += run;
     }
     lane->in_slot = false;
@@ -570,16 +629,26 @@ static lk_status_t receive_some(transfer_receiver_t *self, transfer_lane_t *lane
         return LK_OK;
     }
     bool data = lane->in_payload && lane->frame.kind == TRANSFER_DATA;
-    uint8_t *to =
-        data ? lane->target + lane->bucket_done : (uint8_t *)lane->text + lane->payload_done;
-    size_t got = 0;
-    lk_status_t st = lane_read(lane, to, &got, err);
+    struct iovec iov[BYTE_STREAM_IOV_MAX], pieces[BYTE_STREAM_IOV_MAX];
+    size_t got = 0, want = 0;
+    int n = 0;
+    if (data) {
+        uint64_t left = lane->frame.length - lane->payload_done;
+        n = next_places(self, lane, LK_MIN(left, (uint64_t)READ_BYTES), iov,
+                        BYTE_STREAM_IOV_MAX - 1, &want);
+        memcpy(pieces, iov, (size_t)n * sizeof *iov);
+    }
+    lk_status_t st = data ? lane_read(lane, iov, n, want, &got, err) : read_text(lane, &got, err);
     if (st != LK_OK) {
         return st;
     }
     if (data) {
-        take_bytes(self, lane, to, got);
         *cost = got;
+        for (int i = 0; got > 0; i++) {
+            size_t part = LK_MIN(got, pieces[i].iov_len);
+            take_bytes(self, lane, pieces[i].iov_base, part);
+            got -= part;
+        }
     } else if (lane->frame.kind == TRANSFER_FAIL && got > 0 && !lane->in_payload) {
         return trainer_failed(self, lane, err);
     }

@@ -1,8 +1,8 @@
 /*
  * transfer_receiver.h: a rank's half of the frame protocol (transfer_frame.h) over byte streams.
  * The tcp, mem and shm engines are this object plus a way to connect. Zeroed memory is a closed
- * receiver. Memory: one staging buffer per lane, as large as the largest bucket that could not be
- * received in place; kept for later updates.
+ * receiver. Memory: one staging buffer per lane, as large as the largest bucket with a tensor that
+ * could not be received in place; kept for later updates.
  */
 #ifndef LK_TRANSFER_TRANSFER_RECEIVER_H
 #define LK_TRANSFER_TRANSFER_RECEIVER_H
