@@ -232,13 +232,15 @@ static bool refuse_header(struct evhttp_request *req, const char *name, const ch
 
 /* What evhttp lets pass and other parsers read differently, which is how requests get smuggled: it
  * takes the first of two Content-Lengths, reads "+5" as 5, and a blank before the colon as a part
- * of the name. False: answered. */
+ * of the name, and (before Debian's deb12u1) both ways to say a length at once. False: answered. */
 static bool headers_ok(struct evhttp_request *req)
 {
     unsigned n = 0;
+    bool chunked = false;
     const struct evkeyval *h;
     TAILQ_FOREACH(h, evhttp_request_get_input_headers(req), next)
     {
+        chunked |= strcasecmp(h->key, "Transfer-Encoding") == 0;
         char name[64];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(h->key, " \t"), h->key);
         if (h->key[strcspn(h->key, " \t")] != '\0') {
@@ -250,6 +252,10 @@ static bool headers_ok(struct evhttp_request *req)
             }
             n++;
         }
+    }
+    if (n > 0 && chunked) {
+        return refuse_header(req, "Content-Length",
+                             "Content-Length and Transfer-Encoding exclude each other");
     }
     return n <= 1 || refuse_header(req, "Content-Length", "Content-Length is there more than once");
 }

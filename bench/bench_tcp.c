@@ -24,7 +24,7 @@
 
 static tensor_desc_t descs[MAX_TENSORS];
 static const void *data[MAX_TENSORS];
-static char names[MAX_TENSORS][16];
+static char names[MAX_TENSORS][24];
 static size_t n_tensors;
 
 /* ---- a rank's storage ---- */

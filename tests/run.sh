@@ -52,14 +52,14 @@ run_suite quick "$build" --suite unit --suite contract --suite lint
 if [ "$size" != "--quick" ]; then
     run_suite cluster "$build" --suite cluster --num-processes 1
     # filled with a pattern, so that what is read before it is written shows
-    configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false \
+    configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false -Dwerror=false \
         -Dc_args=-ftrivial-auto-var-init=pattern
     export CK_TIMEOUT_MULTIPLIER=5
     run_suite asan "$build-asan" --suite unit --suite contract --timeout-multiplier 4
 fi
 if [ "$size" = "--full" ]; then
     run_suite slow "$build" --suite slow --num-processes 1
-    configure "$build-tsan" -Db_sanitize=thread -Db_lundef=false
+    configure "$build-tsan" -Db_sanitize=thread -Db_lundef=false -Dwerror=false
     TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp halt_on_error=1 second_deadlock_stack=1"
     CK_TIMEOUT_MULTIPLIER=10
     export TSAN_OPTIONS CK_TIMEOUT_MULTIPLIER
