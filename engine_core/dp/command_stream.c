@@ -165,6 +165,23 @@ bool stream_has_cancel(const command_stream_t *self, uint64_t number)
     return false;
 }
 
+uint64_t stream_cancelled_pause(const command_stream_t *self)
+{
+    uint64_t lowest = UINT64_MAX;
+    for (size_t i = 0; i < self->pending.n; i++) {
+        const command_t *cancel = list_at(&self->pending, i);
+        uint64_t target = cancel->target;
+        if (cancel->kind != CMD_CANCEL || target < self->pending.first || target >= lowest ||
+            target - self->pending.first >= self->pending.n) {
+            continue;
+        }
+        if (list_at(&self->pending, target - self->pending.first)->kind == CMD_PAUSE) {
+            lowest = target;
+        }
+    }
+    return lowest;
+}
+
 void stream_applied(command_stream_t *self, uint64_t number)
 {
     command_list_t *list = self->generation == self->voted_generation ? &self->pending : &self->old;

@@ -66,6 +66,8 @@ void stream_freeze(command_stream_t *self);
 command_t *stream_voted_command(const command_stream_t *self, uint64_t number);
 /* A CANCEL of the voted life's command `number` is here, whether the vote covers it or not. */
 bool stream_has_cancel(const command_stream_t *self, uint64_t number);
+/* Lowest number of a PAUSE that waits together with its CANCEL; UINT64_MAX if there is none. */
+uint64_t stream_cancelled_pause(const command_stream_t *self);
 /* Forgets commands of the voted life up to `number`, which are applied. */
 void stream_applied(command_stream_t *self, uint64_t number);
 /* The vote is decided: commands of an older life are forgotten. */

@@ -15,7 +15,7 @@
  *   "may step". Rounds carry commands only, are opened by news also while others step, and hold a
  *   rank at its own step boundary while its vote is out. No waves, no work rule, no dummy steps.
  *
- * The vector. Indexes 0..3+4A are those of protocol.md section 4; four entries follow:
+ * The vector. Indexes 0..3+4A are those of protocol.md section 4; these follow:
  *   4+4A  expired   1 if a session is open here and saw no call for the transfer timeout. When the
  *                   MIN is 1 in a round that brings the session nothing, every rank's timer ran out
  *                   and all close it together, as ABORT would. A rank whose timer runs out has
@@ -24,6 +24,8 @@
  * group dirty iff the MIN is 0. 6+4A  content   hash of the weights just committed here, and its
  * complement; 0 otherwise. A 7+4A ~content   FINISH is agreed only if all ranks hold the same
  * weights.
+ *   8+4A+f  cancel[f]   lowest number of a PAUSE of f that waits here together with its CANCEL; ~0 if
+ *                   there is none. The MIN is a PAUSE whose caller was told that it was rolled back.
  *
  * Four additions to section 6, all functions of replicated state:
  * - A round enters at most one UPDATE; commands after it in the agreed order wait for the round in
@@ -39,8 +41,8 @@
  * - A rank that drains while nothing steps (a gate is closed, or the mode is independent) has news
  *   when its last started request ends.
  *
- * One local addition: a PAUSE(abort) ends no request of a rank that has received its CANCEL by
- * then, since its caller was told that it was rolled back.
+ * A PAUSE(abort) whose CANCEL some rank held when it voted ends no request on any rank, since its
+ * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL since.
  *
  * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
  * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;
@@ -54,7 +56,7 @@
 #include "engine_core/pause/pause.h"
 #include "engine_core/dp/allreduce.h"
 
-#define GROUP_MAX_FRONTENDS ((ALLREDUCE_MAX_LEN - 8) / 4)
+#define GROUP_MAX_FRONTENDS ((ALLREDUCE_MAX_LEN - 8) / 5)
 #define GROUP_ANNOUNCE_NS   (100 * LK_MS_NS)
 #define GROUP_MAX_CALLS     4096 /* PAUSE calls that wait for an answer; more are refused */
 

@@ -163,7 +163,8 @@ static void lift(group_t *self, unsigned effects)
     }
 }
 
-static void apply_pause(group_t *self, pause_call_t call, const command_t *command)
+static void apply_pause(group_t *self, pause_call_t call, const command_t *command,
+                        const uint64_t *v)
 {
     if (command->mode < PAUSE_ABORT || command->mode > PAUSE_WAIT) {
         push_done(self, call, CMD_PAUSE, 0, LK_ERR_INVALID, "mode: must be abort, wait or keep");
@@ -174,8 +175,10 @@ static void apply_pause(group_t *self, pause_call_t call, const command_t *comma
         unsigned effects =
             pause_apply(&self->pause, call, (pause_mode_t)command->mode, command->clear_cache);
         /* The caller of a cancelled pause was told that it had no effect. Whether requests end is
-         * this rank's own affair, so what it has received may decide; the group pauses anyway. */
-        bool cancelled = stream_has_cancel(&self->streams[call.frontend], call.number);
+         * no replicated state, so what this rank has received may decide, too; the group pauses
+         * anyway. */
+        bool cancelled = v[VEC_CANCEL(self, call.frontend)] == call.number ||
+                         stream_has_cancel(&self->streams[call.frontend], call.number);
         if ((effects & PAUSE_FINISH_ALL) && !cancelled) {
             group_push(self, GROUP_ACT_FINISH_ALL, NULL);
         }
@@ -261,7 +264,7 @@ static void apply_command(group_t *self, pause_call_t call, command_t *command, 
 {
     switch (command->kind) {
     case CMD_PAUSE:
-        apply_pause(self, call, command);
+        apply_pause(self, call, command, v);
         break;
     case CMD_RESUME:
         lift(self, pause_resume(&self->pause));

@@ -7,15 +7,16 @@
 
 /* Where things are in the vector; A front ends. */
 enum { VEC_IDLE, VEC_QUIET, VEC_TAG, VEC_NTAG, VEC_PER_FRONTEND };
-#define VEC_GEN(g, f)   (VEC_PER_FRONTEND + (f))
-#define VEC_NGEN(g, f)  (VEC_PER_FRONTEND + (g)->config.n_frontends + (f))
-#define VEC_SEEN(g, f)  (VEC_PER_FRONTEND + 2 * (g)->config.n_frontends + (f))
-#define VEC_OK(g, f)    (VEC_PER_FRONTEND + 3 * (g)->config.n_frontends + (f))
-#define VEC_EXPIRED(g)  (VEC_PER_FRONTEND + 4 * (g)->config.n_frontends)
-#define VEC_CLEAN(g)    (VEC_EXPIRED(g) + 1)
-#define VEC_CONTENT(g)  (VEC_EXPIRED(g) + 2)
-#define VEC_NCONTENT(g) (VEC_EXPIRED(g) + 3)
-#define VEC_LEN(g)      (VEC_EXPIRED(g) + 4)
+#define VEC_GEN(g, f)    (VEC_PER_FRONTEND + (f))
+#define VEC_NGEN(g, f)   (VEC_PER_FRONTEND + (g)->config.n_frontends + (f))
+#define VEC_SEEN(g, f)   (VEC_PER_FRONTEND + 2 * (g)->config.n_frontends + (f))
+#define VEC_OK(g, f)     (VEC_PER_FRONTEND + 3 * (g)->config.n_frontends + (f))
+#define VEC_EXPIRED(g)   (VEC_PER_FRONTEND + 4 * (g)->config.n_frontends)
+#define VEC_CLEAN(g)     (VEC_EXPIRED(g) + 1)
+#define VEC_CONTENT(g)   (VEC_EXPIRED(g) + 2)
+#define VEC_NCONTENT(g)  (VEC_EXPIRED(g) + 3)
+#define VEC_CANCEL(g, f) (VEC_EXPIRED(g) + 4 + (f))
+#define VEC_LEN(g)       (VEC_EXPIRED(g) + 4 + (g)->config.n_frontends)
 
 /* ok[f]: VOTE_OK, or VOTE_OK + a negative status. The MIN is VOTE_OK iff every rank agrees, else
  * one failure that all ranks answer with. */

@@ -158,6 +158,29 @@ START_TEST(test_partial_pause_and_rollback)
 }
 END_TEST
 
+/* The caller was told 504, rolled back; the rank that was late gets the PAUSE well before the
+ * CANCEL. That another rank voted with the CANCEL in hand spares the late one's requests, too. */
+START_TEST(test_a_cancel_that_one_rank_has_spares_all)
+{
+    sim_t *sim = new_sim(_i, "spare");
+    size_t pause = sim_call(sim, 0, CMD_PAUSE, PAUSE_ABORT, true, 1u);
+    size_t cancel =
+        sim_call(sim, 0, CMD_CANCEL, sim->frontends[0].calls[pause].cmd.number, false, 1u);
+    sim_settle(sim, SETTLE); /* rank 0 has both */
+    add_everywhere(sim, 5);
+    run_some(sim, 20);
+    sim_send(sim, 0, pause, ~0u);
+    sim_settle(sim, SETTLE);
+    sim_send(sim, 0, cancel, ~0u);
+    sim_settle(sim, SETTLE);
+    ck_assert_uint_eq(unfinished(sim), 0);
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        ck_assert_uint_eq(sim->ranks[r].aborted, 0);
+    }
+    sim_fini(sim);
+}
+END_TEST
+
 /* A's deadline must not lift the pause that B was told it has. */
 static lk_status_t accept(void *ctx, update_verb_t verb, const char *spec, size_t len,
                           lk_error_t *err)
@@ -809,6 +832,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_idle_pause_costs_no_step, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_busy_pause_modes, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_partial_pause_and_rollback, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_a_cancel_that_one_rank_has_spares_all, 0, N_LAYOUTS);
     tcase_add_test(tc, test_rolled_back_abort_ends_nothing);
     tcase_add_loop_test(tc, test_cancel_is_for_a_sole_pause_only, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_superseded, 0, N_LAYOUTS);
