@@ -265,6 +265,10 @@ static bool advance_step(engine_core_t *self)
     if (!self->step_is_dummy) {
         scheduler_update(self->scheduler, &result);
     }
+    if (self->recompute_due) {
+        self->recompute_due = false;
+        scheduler_recompute_all(self->scheduler);
+    }
     group_step_done(self->group);
     return true;
 }

@@ -33,6 +33,7 @@ struct engine_core {
 
     /* the step under way */
     bool step_posted, step_is_dummy;
+    bool recompute_due; /* running requests recompute their KV when it ends */
     exec_batch_t dummy;
     uint64_t steps, dummy_steps;
     watch_t step_watch;

@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "engine_core/engine_internal.h"
 
+#include <jansson.h>
 #include <math.h>
 #include <string.h>
 
@@ -161,26 +162,45 @@ void engine_on_abort(engine_core_t *self, uint32_t frontend, const msg_abort_t *
 
 /* ---- UTILITY ---- */
 
-static msg_str_t is_paused(engine_core_t *self)
+static msg_str_t is_paused(engine_core_t *self, const msg_utility_t *utility)
 {
     return msg_str(pause_is_paused(group_pause(self->group)) ? "{\"is_paused\": true}"
                                                              : "{\"is_paused\": false}");
 }
 
-static msg_str_t reset_prefix_cache(engine_core_t *self)
+/* Fails while requests hold blocks, unless {"reset_running_requests": true} has them recompute
+ * their KV: at once between steps, else when the step under way ends. */
+static msg_str_t reset_prefix_cache(engine_core_t *self, const msg_utility_t *utility)
 {
-    return msg_str(kv_cache_reset_prefixes(self->kv) ? "{\"success\": true}"
-                                                     : "{\"success\": false}");
+    json_t *args = json_loadb(msg_cstr(utility->args), utility->args.len, 0, NULL);
+    bool running = json_is_true(json_object_get(args, "reset_running_requests"));
+    json_decref(args);
+    if (running && !self->step_posted) {
+        scheduler_recompute_all(self->scheduler);
+    }
+    self->recompute_due |= running && self->step_posted;
+    bool reset = kv_cache_reset_prefixes(self->kv);
+    return msg_str(reset || running ? "{\"success\": true}" : "{\"success\": false}");
+}
+
+static msg_str_t weight_info(engine_core_t *self, const msg_utility_t *utility)
+{
+    return engine_weight_info(self);
+}
+
+static msg_str_t status_body(engine_core_t *self, const msg_utility_t *utility)
+{
+    return engine_status_body(self);
 }
 
 static const struct {
     const char *method;
-    msg_str_t (*fn)(engine_core_t *self);
+    msg_str_t (*fn)(engine_core_t *self, const msg_utility_t *utility);
 } utilities[] = {
-    {"weight_info", engine_weight_info},
+    {"weight_info", weight_info},
     {"is_paused", is_paused},
     {"reset_prefix_cache", reset_prefix_cache},
-    {"status", engine_status_body},
+    {"status", status_body},
 };
 
 void engine_on_utility(engine_core_t *self, uint32_t frontend, const msg_utility_t *utility)
@@ -192,7 +212,7 @@ void engine_on_utility(engine_core_t *self, uint32_t frontend, const msg_utility
     for (size_t i = 0; i < LK_ARRAY_LEN(utilities); i++) {
         if (strcmp(utilities[i].method, msg_cstr(utility->method)) == 0) {
             msg.utility_reply.status = LK_OK;
-            msg.utility_reply.body = utilities[i].fn(self);
+            msg.utility_reply.body = utilities[i].fn(self, utility);
         }
     }
     if (msg.utility_reply.status != LK_OK) {

@@ -16,16 +16,16 @@
  *   rank at its own step boundary while its vote is out. No waves, no work rule, no dummy steps.
  *
  * The vector. Indexes 0..3+4A are those of protocol.md section 4; these follow:
- *   4+4A  expired   1 if a session is open here and saw no call for the transfer timeout. When the
- *                   MIN is 1 in a round that brings the session nothing, every rank's timer ran out
- *                   and all close it together, as ABORT would. A rank whose timer runs out has
- * news, once; the last one's round is the one that closes. 5+4A  clean     1 if the weights here
- * were not touched by a session that did not commit. A session that ends without a commit makes the
- * group dirty iff the MIN is 0. 6+4A  content   hash of the weights just committed here, and its
- * complement; 0 otherwise. A 7+4A ~content   FINISH is agreed only if all ranks hold the same
- * weights.
- *   8+4A+f  cancel[f]   lowest number of a PAUSE of f that waits here together with its CANCEL; ~0 if
- *                   there is none. The MIN is a PAUSE whose caller was told that it was rolled back.
+ * - 4+4A expired: 1 if a session is open here and saw no call for the transfer timeout. When the
+ *   MIN is 1 in a round that brings the session nothing, every rank's timer ran out and all close
+ *   it together, as ABORT would. A rank whose timer runs out has news, once; the last one's round
+ *   is the one that closes.
+ * - 5+4A clean: 1 if the weights here were not touched by a session that did not commit. A session
+ *   that ends without a commit makes the group dirty iff the MIN is 0.
+ * - 6+4A content: hash of the weights just committed here, else 0; 7+4A: its complement. FINISH is
+ *   agreed only if all ranks hold the same weights.
+ * - 8+4A+f cancel[f]: lowest number of a PAUSE of f that waits here together with its CANCEL; ~0 if
+ *   there is none. The MIN is a PAUSE whose caller was told that it was rolled back.
  *
  * Four additions to section 6, all functions of replicated state:
  * - A round enters at most one UPDATE; commands after it in the agreed order wait for the round in
@@ -42,7 +42,8 @@
  *   when its last started request ends.
  *
  * A PAUSE(abort) whose CANCEL some rank held when it voted ends no request on any rank, since its
- * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL since.
+ * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL
+ * since.
  *
  * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
  * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;

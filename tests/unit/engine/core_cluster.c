@@ -457,11 +457,12 @@ lk_status_t cc_do(cc_t *self, uint64_t kind, uint64_t value, bool clear_cache, c
     return cc_status(self, call);
 }
 
-void cc_utility(cc_t *self, const char *method)
+void cc_utility(cc_t *self, const char *method, const char *args)
 {
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
         msg_t msg = {.type = MSG_UTILITY};
-        msg.utility = (msg_utility_t){.client = 0, .call_id = 5, .method = msg_str(method)};
+        msg.utility = (msg_utility_t){
+            .client = 0, .call_id = 5, .method = msg_str(method), .args = msg_str(args)};
         push(self, 0, r, &msg);
     }
     cc_settle(self);

@@ -125,7 +125,7 @@ void cc_resend(cc_t *self, size_t call, uint64_t kind, uint64_t value, bool clea
 /* Calls, settles, and returns the status that all ranks answered. */
 lk_status_t cc_do(cc_t *self, uint64_t kind, uint64_t value, bool clear_cache, const char *spec);
 lk_status_t cc_status(const cc_t *self, size_t call);
-void cc_utility(cc_t *self, const char *method);
+void cc_utility(cc_t *self, const char *method, const char *args);
 
 /* One random event; false when everything rests (the clock stands still). */
 bool cc_event(cc_t *self);

@@ -291,7 +291,7 @@ START_TEST(test_dirty_and_repair)
     size_t refused = cc_add(cc, 0, 0, 5, 5);
     cc_settle(cc);
     ck_assert_int_eq(cc->requests[refused].error_status, LK_ERR_UNAVAILABLE);
-    cc_utility(cc, "weight_info");
+    cc_utility(cc, "weight_info", "");
     json_t *info = json_loads(cc->utility[0], 0, NULL);
     ck_assert(json_is_true(json_object_get(info, "dirty")));
     ck_assert_str_eq(json_string_value(json_object_get(info, "state")), "dirty");
@@ -348,7 +348,7 @@ START_TEST(test_trainer_is_silent)
         cc_call(cc, 0, CMD_UPDATE, UPDATE_VERB_UPDATE, false, cc_update_spec(cc, 0, 2), ~0u);
     cc_settle(cc);
     ck_assert_uint_eq(cc->calls[call].done, 0);
-    cc_utility(cc, "weight_info"); /* answered meanwhile */
+    cc_utility(cc, "weight_info", ""); /* answered meanwhile */
     json_t *info = json_loads(cc->utility[0], 0, NULL);
     ck_assert_str_eq(json_string_value(json_object_get(info, "state")), "updating");
     json_decref(info);
@@ -715,7 +715,7 @@ START_TEST(test_utilities)
     static const char *const methods[] = {"weight_info", "is_paused", "reset_prefix_cache",
                                           "status"};
     for (size_t m = 0; m < 4; m++) {
-        cc_utility(cc, methods[m]);
+        cc_utility(cc, methods[m], "");
         for (uint32_t r = 0; r < cc->config.n_ranks; r++) {
             ck_ok(cc->utility_status[r]);
             json_t *body = json_loads(cc->utility[r], JSON_REJECT_DUPLICATES, NULL);
@@ -723,8 +723,28 @@ START_TEST(test_utilities)
             json_decref(body);
         }
     }
-    cc_utility(cc, "format_disk");
+    cc_utility(cc, "format_disk", "");
     ck_assert_int_eq(cc->utility_status[0], LK_ERR_NOT_FOUND);
+    cc_destroy(&cc);
+}
+END_TEST
+
+/* Blocks that requests hold are not reset, unless those requests are to compute them again. */
+START_TEST(test_reset_of_running_requests)
+{
+    cc_t *cc = new_cluster(_i, "reset");
+    add_everywhere(cc, 6, 40);
+    run_until(cc, 0, 5);
+    ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+    cc_settle(cc);
+    uint32_t before = cc->requests[0].n_snapshots;
+    cc_utility(cc, "reset_prefix_cache", "{}");
+    ck_assert_str_eq(cc->utility[0], "{\"success\": false}");
+    cc_utility(cc, "reset_prefix_cache", "{\"reset_running_requests\":true}");
+    ck_assert_str_eq(cc->utility[0], "{\"success\": true}");
+    ck_ok(cc_do(cc, CMD_RESUME, 0, false, NULL));
+    expect_all_length(cc);
+    ck_assert_uint_eq(cc->requests[0].n_snapshots, before + 1);
     cc_destroy(&cc);
 }
 END_TEST
@@ -887,6 +907,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_paused_admission_reject);
     tcase_add_loop_test(tc, test_frontend_restart, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_utilities, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_reset_of_running_requests, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_reported_figures, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_drain, 0, N_LAYOUTS);
     suite_add_tcase(s, tc);
