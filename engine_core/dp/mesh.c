@@ -1,6 +1,7 @@
 #include "engine_core/dp/mesh.h"
 #include "base/check.h"
 #include "base/env.h"
+#include "base/log.h"
 #include "engine_core/dp/mesh_internal.h"
 
 #include <errno.h>
@@ -256,12 +257,13 @@ static bool place_pending(mesh_t *self, size_t i)
         return true;
     }
     mesh_peer_t *peer = &self->peers[rank];
-    if (conn->hello.size != self->size) {
+    if (peer->conn != NULL) {
+        /* Whoever this is, the rank is here already, and its connection says when it goes. */
+        LK_WARN("rank %u: a second connection as rank %u was closed", self->rank, rank);
+        mesh_conn_destroy(&conn);
+    } else if (conn->hello.size != self->size) {
         mark_dead(self, rank, "knows a group of %u ranks, rank %u one of %u", conn->hello.size,
                   self->rank, self->size);
-        mesh_conn_destroy(&conn);
-    } else if (peer->conn != NULL) {
-        mark_dead(self, rank, "connected twice");
         mesh_conn_destroy(&conn);
     } else {
         conn->rank = (int)rank;

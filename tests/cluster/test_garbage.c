@@ -140,7 +140,9 @@ static void join_busy(cluster_async_t *calls, tokens_t *out)
     for (unsigned i = 0; i < N_BUSY; i++) {
         int status;
         json_t *reply = cluster_join(&calls[i], 60, &status);
-        ck_assert_int_eq(status, 200);
+        char *text = json_dumps(reply, JSON_COMPACT);
+        ck_assert_msg(status == 200, "a request in flight got %d %s", status, text);
+        free(text);
         take_tokens(choice(reply, 0), &out[i]);
         json_decref(reply);
     }

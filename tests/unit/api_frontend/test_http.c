@@ -593,6 +593,7 @@ START_TEST(test_raw_requests)
         const char *text;
         int status;
         const char *part;
+        bool or_closed; /* libevent before Debian's deb12u1 hangs up without a word */
     } raw[] = {
         {"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 0\r\n\r\n{}", 400,
          "Content-Length"},
@@ -601,7 +602,7 @@ START_TEST(test_raw_requests)
         {"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, ""},
         {"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: "
          "chunked\r\n\r\n{}",
-         400, ""},
+         400, "", true},
         {"POST /pause HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413, ""},
         {"POST /pause HTTP/1.1\r\nHost: x\r\nIdempotency-Key: a b\r\nContent-Length: 0\r\n\r\n",
          400, "Idempotency-Key"},
@@ -619,6 +620,10 @@ START_TEST(test_raw_requests)
         cli_send(&cli, raw[i].text);
         while (strstr(cli.text, "\r\n\r\n") == NULL && !cli.closed) {
             turn(&cli);
+        }
+        if (raw[i].or_closed && cli.closed && cli.len == 0) {
+            cli_close(&cli);
+            continue;
         }
         ck_assert_msg(cli.len > 9 && atoi(cli.text + 9) == raw[i].status, "%s -> %s", raw[i].text,
                       cli.text);

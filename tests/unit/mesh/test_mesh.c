@@ -234,6 +234,29 @@ START_TEST(test_strangers_change_nothing)
 }
 END_TEST
 
+/* A forged hello of a rank that is there must not cost the group that rank. */
+START_TEST(test_second_connection_of_a_rank_is_closed)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    static const mesh_hello_t hellos[] = {{1, 2}, {1, 3}};
+    int fd = open_with_raw_peer();
+    for (size_t i = 0; i < LK_ARRAY_LEN(hellos); i++) {
+        int again = raw_connect(mesh_address(meshes[0]));
+        raw_frame(again, FRAME_HELLO, 5, 0, 0, sizeof hellos[i], &hellos[i]);
+        struct pollfd closed = {.fd = again, .events = POLLIN};
+        while (poll(&closed, 1, 1) == 0) {
+            ck_ok(mesh_poll(meshes[0], &err));
+        }
+        char byte;
+        ssize_t n = recv(again, &byte, 1, 0);
+        ck_assert(n == 0 || errno == ECONNRESET);
+        ck_ok(mesh_poll(meshes[0], &err));
+        close(again);
+    }
+    close(fd);
+}
+END_TEST
+
 START_TEST(test_other_users_are_refused)
 {
     lk_error_t err = LK_ERROR_INIT;
@@ -473,6 +496,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_new_epoch);
     tcase_add_test(tc, test_hello_of_other_epochs);
     tcase_add_test(tc, test_strangers_change_nothing);
+    tcase_add_test(tc, test_second_connection_of_a_rank_is_closed);
     tcase_add_test(tc, test_other_users_are_refused);
     tcase_add_test(tc, test_other_group_size);
     tcase_add_test(tc, test_nobody_listens);
