@@ -291,9 +291,6 @@ int tool_serve(int argc, char **argv)
     s.loop = loop_new(s.env);
     CHECK(s.loop != NULL);
     loop_catch_signals(s.loop);
-    /* Engines share the cores: a waiting OpenMP team must not spin on a core another engine needs.
-     */
-    setenv("OMP_WAIT_POLICY", "passive", 0);
 
     int rc = 0;
     lk_status_t status = start_all(&s, &err);
