@@ -118,6 +118,28 @@ static lk_status_t watched_tensor(void *ctx, size_t index, const void *bytes, si
     return self->sink.ops->tensor(self->sink.ctx, index, bytes, len, err);
 }
 
+static device_t *watched_device(void *ctx)
+{
+    update_session_t *self = ctx;
+    return self->sink.ops->device(self->sink.ctx);
+}
+
+static void *watched_device_direct(void *ctx, size_t index)
+{
+    update_session_t *self = ctx;
+    void *place = self->sink.ops->device_direct(self->sink.ctx, index);
+    self->touched = self->touched || place != NULL;
+    return place;
+}
+
+static lk_status_t watched_device_tensor(void *ctx, size_t index, const void *bytes, size_t len,
+                                         device_stream_t *stream, lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    self->touched = true;
+    return self->sink.ops->device_tensor(self->sink.ctx, index, bytes, len, stream, err);
+}
+
 static bool watched_complete(void *ctx)
 {
     update_session_t *self = ctx;
@@ -142,15 +164,17 @@ static digest_t watched_digest(void *ctx)
     return self->sink.ops->digest(self->sink.ctx);
 }
 
-static const weight_sink_ops_t watched_ops = {
-    .check = watched_check,
-    .plan = watched_plan,
-    .direct = watched_direct,
-    .tensor = watched_tensor,
-    .complete = watched_complete,
-    .begin = watched_begin,
-    .commit = watched_commit,
-    .digest = watched_digest,
+#define WATCHED_OPS                                                                                \
+    .check = watched_check, .plan = watched_plan, .direct = watched_direct,                        \
+    .tensor = watched_tensor, .complete = watched_complete, .begin = watched_begin,                \
+    .commit = watched_commit, .digest = watched_digest
+
+static const weight_sink_ops_t watched_ops = {WATCHED_OPS};
+static const weight_sink_ops_t watched_device_ops = {
+    WATCHED_OPS,
+    .device = watched_device,
+    .device_direct = watched_device_direct,
+    .device_tensor = watched_device_tensor,
 };
 
 /* ---- life ---- */
@@ -165,6 +189,8 @@ update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *
     self->ops = self->configured = ops;
     self->ctx = *ctx;
     self->sink = *sink;
+    self->ctx.device = sink->ops->device != NULL ? sink->ops->device(sink->ctx) : NULL;
+    self->ctx.largest_tensor_bytes = sink->ops->largest != NULL ? sink->ops->largest(sink->ctx) : 0;
     self->packing = PACKED_OPTIONS_DEFAULT;
     self->configured_engine = calloc(1, ops != NULL ? ops->state_size : 1);
     self->disk_engine = calloc(1, wte_disk.state_size);
@@ -362,7 +388,8 @@ static lk_status_t enter_update(update_session_t *self, update_spec_t *spec, lk_
     self->spec = *spec;
     *spec = (update_spec_t){0};
     wte_update_t update = wte_update(&self->spec);
-    weight_sink_t watched = {&watched_ops, self};
+    weight_sink_t watched = {self->sink.ops->device != NULL ? &watched_device_ops : &watched_ops,
+                             self};
     lk_status_t st = self->ops->update_post(self->engine, &update, &watched, err);
     if (st < 0) {
         update_spec_fini(&self->spec);

@@ -8,6 +8,7 @@
 #ifndef LK_TRANSFER_WEIGHT_SINK_H
 #define LK_TRANSFER_WEIGHT_SINK_H
 
+#include "transfer/device_ops.h"
 #include "transfer/digest.h"
 
 typedef struct weight_sink_ops {
@@ -25,6 +26,20 @@ typedef struct weight_sink_ops {
     /* A whole tensor has arrived. bytes may equal direct(index). Casts, slices, stores what this
      * rank owns, and digests all of it. */
     lk_status_t (*tensor)(void *ctx, size_t index, const void *bytes, size_t len, lk_error_t *err);
+    /* (optional, all three or none) For weights in an accelerator's memory, beside the two above,
+     * which then take host memory only. The device; the same for the sink's whole life. */
+    device_t *(*device)(void *ctx);
+    /* As direct, but device memory. */
+    void *(*device_direct)(void *ctx, size_t index);
+    /* As tensor, but bytes is device memory (any alignment, or device_direct(index)) that is there
+     * once the stream comes to it, and must stay until the stream has passed. Only enqueues,
+     * without allocating. The caller waits for the stream before it says that the update has
+     * arrived; digest, complete and commit come after that. */
+    lk_status_t (*device_tensor)(void *ctx, size_t index, const void *bytes, size_t len,
+                                 device_stream_t *stream, lk_error_t *err);
+    /* (optional) Bytes of the model's largest tensor in any spelling, at the width it is stored in:
+     * sizes staging buffers before the first update. */
+    uint64_t (*largest)(void *ctx);
     /* True if every canonical tensor of the model arrived since the last `begin`. */
     bool (*complete)(void *ctx);
     /* (optional) The tensors that `complete` waits for, for a text: "a, b and 7 more". */

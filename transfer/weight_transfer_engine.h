@@ -19,7 +19,7 @@
 #include <jansson.h>
 #include <poll.h>
 
-#define WTE_ABI_VERSION 1u
+#define WTE_ABI_VERSION 2u
 
 /* Who I am in the group. Trainer is rank 0 of the transfer group. */
 typedef struct {
@@ -29,6 +29,9 @@ typedef struct {
     /* a transfer that moves nothing for so long fails with LK_ERR_TIMEOUT */
     uint64_t no_progress_ns;
     const char *allowed_weight_dirs; /* comma-separated; a path of a request must be below one */
+    device_t *device;                /* that holds the weights; NULL: host memory. From the sink */
+    uint64_t largest_tensor_bytes; /* of the model, in any spelling; 0: not known. From the sink */
+    const char *nccl_library;      /* path or name to load; NULL or "": the default names */
 } wte_context_t;
 
 /* One update_weights call, parsed and validated: the tensors in wire order. */
@@ -85,6 +88,9 @@ typedef struct wte_ops {
 
     void (*abort)(void *state);
     void (*progress)(const void *state, wte_progress_t *out);
+    /* (optional) What an initialised engine says of itself in the answer to init and in the log:
+     * adds fields to an object ({"nccl_version": "2.28.3", ...}). */
+    void (*describe)(const void *state, json_t *object);
     /* Fills at most `room` descriptors worth waiting for; returns how many. 0: call test again
      * soon. */
     size_t (*pollfds)(const void *state, struct pollfd *fds, size_t room);
