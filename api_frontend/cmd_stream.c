@@ -224,13 +224,14 @@ void cmd_stream_cancel_update(cmd_stream_t *self, uint64_t number, const char *w
     }
 }
 
-/* An unanswered UPDATE lets nothing pass, but an INIT, which the ranks carry out beside their
- * steps, only keeps other UPDATEs back. */
+/* An unanswered UPDATE lets nothing pass, but one that the ranks carry out beside their steps only
+ * keeps other UPDATEs back. */
 static bool may_go(const cmd_stream_t *self, const command_t *next)
 {
     for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
         if (cmd->desc.kind == CMD_UPDATE && !all_done(self, cmd) &&
-            (next->desc.kind == CMD_UPDATE || cmd->desc.verb != UPDATE_VERB_INIT)) {
+            (next->desc.kind == CMD_UPDATE ||
+             !update_verb_beside(cmd->desc.verb, self->config->shadow))) {
             return false;
         }
     }

@@ -31,6 +31,7 @@ typedef struct {
 typedef struct {
     uint32_t client, n_clients; /* front end index, and how many there are */
     uint32_t n_ranks;
+    bool shadow;                  /* --weight-swap shadow: see update_verb_beside */
     bool expert_parallel;         /* a dead rank ends the requests of all ranks */
     uint64_t generation;          /* higher than any earlier life's */
     uint64_t control_timeout_ns;  /* default deadline of control calls and utilities */
@@ -107,8 +108,9 @@ void engine_client_pause(engine_client_t *self, pause_mode_t mode, bool clear_ca
                          uint64_t timeout_ns, engine_result_fn fn, void *ctx);
 void engine_client_resume(engine_client_t *self, uint64_t timeout_ns, engine_result_fn fn,
                           void *ctx);
-/* spec is the request's JSON body. Others queue behind it until every rank has answered. ABORT
- * first sends CANCEL_UPDATE for whatever is in flight. */
+/* spec is the request's JSON body. Other calls queue behind it until every rank has answered, but
+ * behind one that is carried out beside the steps only weight calls do. ABORT first sends
+ * CANCEL_UPDATE for whatever is in flight. */
 void engine_client_update(engine_client_t *self, update_verb_t verb, const char *spec,
                           uint64_t timeout_ns, engine_result_fn fn, void *ctx);
 /* Asks every rank; a dead rank's answer is LK_ERR_UNAVAILABLE. The result's status is the first

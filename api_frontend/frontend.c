@@ -160,6 +160,7 @@ static lk_status_t make_client(frontend_t *self, const msg_init_t *init, lk_erro
         .client = (uint32_t)c->frontend_index,
         .n_clients = (uint32_t)init->n_frontends,
         .n_ranks = self->n_engines,
+        .shadow = strcmp(c->weight_swap, "shadow") == 0,
         .expert_parallel = c->enable_expert_parallel,
         .generation = self->generation,
         .control_timeout_ns = (uint64_t)(c->control_timeout_s * LK_SECOND_NS),

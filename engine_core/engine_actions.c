@@ -119,7 +119,7 @@ static void update_outcome(engine_core_t *self, const group_action_t *a)
         LK_WARN("engine %u: %s: %s", self->config.rank, update_verb_name(verb), err.text);
     }
     /* The group's session is over; this rank may not have entered the call that ended it. */
-    bool open = group_weights(self->group)->gates & GATE_SESSION;
+    bool open = group_weights(self->group)->session;
     if (!open && update_session_state(self->session) == UPDATE_STATE_OPEN) {
         leave_session(self);
     }

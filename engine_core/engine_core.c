@@ -164,7 +164,7 @@ static group_view_t view_of(const engine_core_t *self)
     const allreduce_t *ar = &self->config.allreduce;
     size_t waiting = scheduler_num_waiting(self->scheduler);
     size_t running = scheduler_num_running(self->scheduler);
-    bool session = group_weights(self->group)->gates & GATE_SESSION;
+    bool session = group_weights(self->group)->session;
     return (group_view_t){.work = waiting + running > 0,
                           .quiet = scheduler_num_started(self->scheduler) == 0,
                           .clean = !update_session_touched(self->session),
@@ -428,7 +428,7 @@ uint64_t engine_core_deadline(const engine_core_t *self)
         deadline = LK_MIN(deadline, now + SOON_NS);
     }
     uint64_t expires = self->session_active_ns + self->config.transfer_timeout_ns;
-    if ((group_weights(self->group)->gates & GATE_SESSION) && expires > now) {
+    if (group_weights(self->group)->session && expires > now) {
         deadline = LK_MIN(deadline, expires);
     }
     return deadline;

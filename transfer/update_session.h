@@ -45,6 +45,14 @@ typedef enum {
 } update_state_t;
 const char *update_state_name(update_state_t state);
 
+/* Ranks carry this call out beside their steps: an INIT; shadow (--weight-swap shadow): an UPDATE
+ * and the second half of a FINISH, too. Calls other than weight calls need not wait for it. */
+static inline bool update_verb_beside(uint64_t verb, bool shadow)
+{
+    return verb == UPDATE_VERB_INIT ||
+           (shadow && (verb == UPDATE_VERB_UPDATE || verb == UPDATE_VERB_FINISH));
+}
+
 /* ops NULL: no --weight-transfer-config; every call but SET_VERSION is then refused with
  * "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer.".
  * sink is copied; what its ctx points to outlives the session. */

@@ -72,9 +72,10 @@ static bool list_push(command_list_t *list, const msg_cmd_t *cmd)
     return true;
 }
 
-void stream_init(command_stream_t *self)
+void stream_init(command_stream_t *self, bool shadow)
 {
     memset(self, 0, sizeof *self);
+    self->shadow = shadow;
 }
 
 void stream_fini(command_stream_t *self)
@@ -114,8 +115,9 @@ stream_receipt_t stream_receive(command_stream_t *self, const msg_cmd_t *cmd)
     if (cmd->number > self->seen + 1) {
         return STREAM_GAP;
     }
-    bool excluded = self->update_outstanding &&
-                    (cmd->kind == CMD_UPDATE || self->update_verb != UPDATE_VERB_INIT);
+    bool excluded =
+        self->update_outstanding &&
+        (cmd->kind == CMD_UPDATE || !update_verb_beside(self->update_verb, self->shadow));
     if (excluded || self->pending.n >= STREAM_MAX_PENDING || !list_push(&self->pending, cmd)) {
         return STREAM_BUSY;
     }

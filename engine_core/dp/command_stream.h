@@ -11,6 +11,7 @@
 #define LK_ENGINE_CORE_DP_COMMAND_STREAM_H
 
 #include "proto/messages.h"
+#include "transfer/update_session.h"
 
 /* Commands of one front end that are seen and not applied yet; more are not taken. */
 #define STREAM_MAX_PENDING 1024
@@ -37,11 +38,12 @@ typedef enum {
 } stream_receipt_t;
 
 typedef struct {
+    bool shadow;         /* for life */
     uint64_t generation; /* the life I follow; 0: none heard of */
     uint64_t seen;       /* number of the last command received */
     command_list_t pending;
     bool update_outstanding; /* an UPDATE of this life is not answered yet: nothing may follow it
-                                (R20), or no other UPDATE if it is an INIT */
+                                (R20), or no other UPDATE if it is carried out beside the steps */
     uint64_t update_number, update_verb;
     lk_error_t verdict; /* on it; LK_OK when there is none */
 
@@ -50,7 +52,7 @@ typedef struct {
     command_list_t old; /* of the voted life, when a newer one was heard of since */
 } command_stream_t;
 
-void stream_init(command_stream_t *self);
+void stream_init(command_stream_t *self, bool shadow);
 void stream_fini(command_stream_t *self);
 
 /* Takes a command. NEW: stored (for an UPDATE the caller then sets `verdict`). REPEATED: was seen.

@@ -15,7 +15,7 @@ group_t *group_new(const group_config_t *config)
     }
     self->config = *config;
     pause_init(&self->pause);
-    weight_state_init(&self->weights);
+    weight_state_init(&self->weights, config->shadow);
     self->done = calloc(config->n_frontends, sizeof *self->done);
     self->streams = calloc(config->n_frontends, sizeof *self->streams);
     if (self->done == NULL || self->streams == NULL) {
@@ -23,7 +23,7 @@ group_t *group_new(const group_config_t *config)
         return NULL;
     }
     for (uint32_t f = 0; f < config->n_frontends; f++) {
-        stream_init(&self->streams[f]);
+        stream_init(&self->streams[f], config->shadow);
     }
     self->run = !config->lockstep;
     if (config->rank == 0) {
@@ -227,7 +227,7 @@ static bool has_news(const group_t *self, const group_view_t *view)
     if (u->phase == UPDATE_BESIDE && u->ended && !u->voted_ended) {
         return true;
     }
-    bool session = self->weights.gates & GATE_SESSION;
+    bool session = self->weights.session;
     bool stands = !self->config.lockstep || !self->run;
     return self->foreign_start || (session && view->expired && !self->voted_expired) ||
            (pause_is_draining(&self->pause) && stands && view->quiet && !self->voted_quiet);
@@ -268,6 +268,7 @@ uint64_t group_hash(const group_t *self)
     uint64_t words[] = {self->config.group_epoch,
                         self->config.n_frontends,
                         self->config.lockstep,
+                        self->config.shadow,
                         self->config.sync_interval,
                         self->round,
                         self->wave,
@@ -309,7 +310,8 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
     }
     vec[VEC_EXPIRED(self)] = view->expired;
     vec[VEC_CLEAN(self)] = view->clean;
-    vec[VEC_CONTENT(self)] = owes && u->committing ? view->content : 0;
+    bool committed = u->committing && (owes || (beside && u->ended));
+    vec[VEC_CONTENT(self)] = committed ? view->content : 0;
     vec[VEC_NCONTENT(self)] = ~vec[VEC_CONTENT(self)];
 
     self->posted = true;
@@ -346,9 +348,14 @@ void group_update_done(group_t *self, const lk_error_t *result)
 
 bool group_lose_peers(group_t *self)
 {
-    if (self->config.lockstep || !self->run || self->update.phase != UPDATE_NONE) {
+    const group_update_t *u = &self->update;
+    bool known_open =
+        u->phase == UPDATE_NONE || (u->phase == UPDATE_BESIDE && !(self->posted && u->voted_ended));
+    if (self->config.lockstep || !self->run || !known_open) {
         return false;
     }
+    group_end_update(self);
+    weight_state_close_session(&self->weights, true, "");
     if (self->posted) {
         self->posted = false;
         for (uint32_t f = 0; f < self->config.n_frontends; f++) {

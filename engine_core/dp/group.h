@@ -37,9 +37,36 @@
  *   it is news.
  * - FINISH has two outcome rounds. Before the first, each rank says whether it may commit (a dirty
  *   rank needs a complete set); a refusal changes nothing and leaves the session open. Between them
- *   each rank commits. The second publishes, or leaves all ranks dirty.
+ *   each rank commits. The second publishes, or leaves all ranks dirty. (Shadow: see below.)
  * - A rank that drains while nothing steps (a gate is closed, or the mode is independent) has news
  *   when its last started request ends.
+ *
+ * Shadow swap (config.shadow, equal on all ranks): new weights are received into a second set
+ * beside the steps; the live set is written by nobody. What differs from in place:
+ * - `session` (open from a START's outcome to FINISH, ABORT, expiry or a new INIT) is replicated as
+ *   ever and decides the order of calls, but is no gate: steps and rounds go on while it is set.
+ * - An UPDATE, and a FINISH's second half, are carried out beside the steps as an INIT is: ok[f] is
+ *   0 where it has not ended, the first round in which it has ended everywhere is that of its
+ *   outcome, to end it is news, other UPDATEs wait and PAUSE and RESUME do not. START, and FINISH's
+ *   first half, end at once where they are entered, and their outcome round comes before the next
+ *   step, as in place.
+ * - FINISH's first outcome: may every rank commit? A refusal changes nothing and leaves the session
+ *   open. Then UPDATE_COMMIT means "complete the incoming set and what kernels keep beside it"
+ *   (tensors that did not come are copied from the live set); no step sees any of it. content is
+ *   voted by a rank that has ended this, and is that of the incoming set. Second outcome: all ranks
+ *   succeeded and all contents are equal: PUBLISH, at which every rank flips (pointers only, it
+ *   can't fail) in this round: between the same two steps of a lockstep group, and at its own step
+ *   boundary in an independent one, whose vote holds it there. The epoch grows by 1.
+ * - Whatever fails (a transfer or the completion on any rank, different contents, a cancel, ABORT,
+ *   expiry, a new INIT) drops the incoming set and closes the session, except that a refused call
+ *   or first half leaves it open. The live weights, epoch and label stay, dirty is never set, no
+ *   request ends. A failed UPDATE also needs a new INIT, as in place.
+ * - An UPDATE, and a FINISH's second half, can be cancelled until they have ended here; that rank
+ *   then votes the failure. A vote that says "ended well" is never taken back.
+ * - At PUBLISH requests recompute their KV unless a pause keeps it (keep without clear_cache). As
+ * in place; but here requests that run are meant, too.
+ * - When a peer of an independent group dies, what is beside the steps is forgotten and the rank
+ *   goes on by itself; unless a vote that says it ended well is out, whose result others may have.
  *
  * A PAUSE(abort) whose CANCEL some rank held when it voted ends no request on any rank, since its
  * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL
@@ -68,6 +95,7 @@ typedef struct {
     uint64_t group_epoch;
     uint32_t sync_interval; /* K: steps between rounds of a running group; lockstep only */
     bool lockstep;
+    bool shadow; /* --weight-swap shadow */
     bool
         doorbell; /* peers learn of my vote from the all-reduce itself; false: ANNOUNCE and START */
     /* The local verdict on a new UPDATE: complete validation without side effects. The verb is one
@@ -81,10 +109,11 @@ typedef struct {
 typedef struct {
     bool work;         /* I have an unfinished request: waiting, running or frozen */
     bool quiet;        /* no request that was admitted is unfinished */
-    bool clean;        /* no session that did not commit touched my weights */
+    bool clean;        /* no session that did not commit touched my weights; shadow: always */
     bool expired;      /* the open session saw no call for the transfer timeout */
     bool peer_waiting; /* a peer has posted group_round() (the doorbell) */
-    uint64_t content;  /* hash of my weights; looked at after a commit only */
+    uint64_t content;  /* hash of the weights committed, shadow: to be committed; looked at with a
+                          FINISH's second outcome only */
 } group_view_t;
 
 typedef enum {
@@ -102,16 +131,17 @@ typedef enum {
     X(FINISH_ALL)   /* end every local request with "abort" */                                     \
     X(CLEAR_CACHE)  /* forget cached prefixes; frozen requests recompute their KV */               \
     X(UPDATE_ENTER) /* carry out (verb, spec), then group_update_done. INIT: beside the steps. */  \
-    /* FINISH: only say whether */                                                                 \
-    /* this rank may commit */                                                                     \
-    X(UPDATE_COMMIT)  /* commit the finished session; then group_update_done */                    \
+    /* Shadow: UPDATE, too. FINISH: only say whether this rank may commit */                       \
+    X(UPDATE_COMMIT) /* commit the finished session; shadow: prepare that, beside the steps. */    \
+    /* Then group_update_done */                                                                   \
     X(UPDATE_OUTCOME) /* the group's verdict on what was carried out (verb, ok) */                 \
     X(SESSION_CLOSE)  /* abort the local session (text says why) */                                \
-    X(PUBLISH)        /* new weights are in force: group_weights has epoch and label (keep_kv) */  \
-    X(RELABEL)        /* the label changed, the weights did not */                                 \
-    X(DIRTY)          /* end every local request with an error (text) */                           \
-    X(REPORT)         /* rank 0: GROUP to the coordinator */                                       \
-    X(ANNOUNCE)       /* no doorbell: ANNOUNCE(group_round()) to the coordinator */
+    X(PUBLISH)        /* new weights are in force: group_weights has epoch and label (keep_kv). */ \
+    /* Shadow: flip to them first; this can't fail */                                              \
+    X(RELABEL)  /* the label changed, the weights did not */                                       \
+    X(DIRTY)    /* end every local request with an error (text) */                                 \
+    X(REPORT)   /* rank 0: GROUP to the coordinator */                                             \
+    X(ANNOUNCE) /* no doorbell: ANNOUNCE(group_round()) to the coordinator */
 
 typedef enum {
 #define X(name) GROUP_ACT_##name,
@@ -168,7 +198,8 @@ void group_update_done(group_t *self, const lk_error_t *result);
 
 /* A peer of an independent group is gone: no round can complete any more. True if this rank can go
  * on by itself (nothing is paused, gated or owed); it then steps for ever, and commands stay
- * unanswered. Idempotent. */
+ * unanswered. What was carried out beside the steps is forgotten: the caller abandons it.
+ * Idempotent. */
 LK_MUST_USE bool group_lose_peers(group_t *self);
 
 /* ---- state, for reports and tests ---- */

@@ -29,7 +29,7 @@ static void push_dirty(group_t *self, unsigned gates_before)
 
 static void close_session(group_t *self, bool clean, const char *why)
 {
-    if (!(self->weights.gates & GATE_SESSION)) {
+    if (!self->weights.session) {
         return;
     }
     unsigned before = self->weights.gates;
@@ -40,7 +40,7 @@ static void close_session(group_t *self, bool clean, const char *why)
 
 /* ---- outcomes ---- */
 
-static void end_update(group_t *self)
+void group_end_update(group_t *self)
 {
     free(self->update.spec);
     self->update = (group_update_t){.phase = UPDATE_NONE};
@@ -81,7 +81,7 @@ static lk_error_t failure(const group_t *self)
     return why;
 }
 
-/* Every rank has committed, or tried to. */
+/* Every rank has committed, or tried to; shadow: has prepared that, or tried to. */
 static void decide_commit(group_t *self, lk_status_t status, bool same_content)
 {
     unsigned before = self->weights.gates;
@@ -134,13 +134,13 @@ static void decide_outcome(group_t *self, const uint64_t *v)
         decide_commit(self, status, v[VEC_CONTENT(self)] == ~v[VEC_NCONTENT(self)]);
     } else if (status == LK_OK) {
         u->committing = true;
-        u->phase = UPDATE_CARRYING;
+        u->phase = self->config.shadow ? UPDATE_BESIDE : UPDATE_CARRYING;
         group_push(self, GROUP_ACT_UPDATE_COMMIT, NULL);
         return;
     } else {
         push_failed(self, status); /* refused: the session stays as it was */
     }
-    end_update(self);
+    group_end_update(self);
 }
 
 /* ---- commands ---- */
@@ -188,7 +188,8 @@ static void apply_pause(group_t *self, pause_call_t call, const command_t *comma
 static void enter_update(group_t *self, pause_call_t call, command_t *command)
 {
     group_update_t *u = &self->update;
-    bool beside = command->verb == UPDATE_VERB_INIT;
+    bool beside = command->verb != UPDATE_VERB_FINISH &&
+                  update_verb_beside(command->verb, self->config.shadow);
     *u = (group_update_t){.phase = beside ? UPDATE_BESIDE : UPDATE_CARRYING,
                           .frontend = call.frontend,
                           .generation = call.generation,
@@ -242,7 +243,7 @@ static void apply_update(group_t *self, pause_call_t call, command_t *command, c
         refuse_update(self, call, command, known ? voted : LK_ERR_INVALID);
     } else if (weight_state_admit(&self->weights, verb, &err) < 0) {
         push_done(self, call, CMD_UPDATE, verb, err.status, err.text);
-    } else if (verb == UPDATE_VERB_INIT && (self->weights.gates & GATE_SESSION) &&
+    } else if (verb == UPDATE_VERB_INIT && self->weights.session &&
                update_init_is_visit(command->spec, command->spec_len)) {
         push_done(self, call, CMD_UPDATE, verb, LK_ERR_STATE, update_session_already_open);
     } else if (voted != LK_OK) {
@@ -288,10 +289,9 @@ static bool agreed(const group_t *self, const uint64_t *v, uint32_t f)
     return v[VEC_GEN(self, f)] == ~v[VEC_NGEN(self, f)];
 }
 
-/* In the agreed order, up to the MIN; stops where an update is entered. UPDATEs wait while an
- * INIT is carried out. owed_frontend: whose ok
- * entry was an outcome in this round and so says nothing about a next UPDATE. Returns whether an
- * UPDATE was among them. */
+/* In the agreed order, up to the MIN; stops where an update is entered. UPDATEs wait while one is
+ * carried out beside the steps. owed_frontend: whose ok entry was an outcome in this round and so
+ * says nothing about a next UPDATE. Returns whether an UPDATE was among them. */
 static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_frontend)
 {
     bool any_update = false;
@@ -316,7 +316,7 @@ static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_front
             stream_applied(&self->streams[f], done->number);
         }
     }
-    /* what an INIT holds up waits for its outcome, which is news when it comes */
+    /* what one beside the steps holds up waits for its outcome, which is news when it comes */
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         self->more |= self->update.phase != UPDATE_BESIDE && agreed(self, v, f) &&
                       self->done[f].number < v[VEC_SEEN(self, f)];

@@ -21,14 +21,14 @@ enum { VEC_IDLE, VEC_QUIET, VEC_TAG, VEC_NTAG, VEC_PER_FRONTEND };
 /* ok[f]: VOTE_OK, or VOTE_OK + a negative status. The MIN is VOTE_OK iff every rank agrees, else
  * one failure that all ranks answer with. */
 #define VOTE_OK      255u
-#define VOTE_PENDING 0u /* an INIT has not ended here */
+#define VOTE_PENDING 0u /* what is carried out beside the steps has not ended here */
 
 /* done[f], within the life of f that the group last agreed on. */
 typedef struct {
     uint64_t generation, number;
 } group_done_t;
 
-/* BESIDE: an INIT is carried out while steps and rounds go on. */
+/* BESIDE: carried out while steps and rounds go on: an INIT; shadow: an UPDATE or a commit, too. */
 typedef enum { UPDATE_NONE, UPDATE_CARRYING, UPDATE_BESIDE, UPDATE_OWED } update_phase_t;
 
 /* The one UPDATE that is carried out or whose outcome is owed. */
@@ -78,5 +78,7 @@ struct group {
 };
 
 group_action_t *group_push(group_t *self, group_act_t act, const char *text);
+/* No UPDATE is carried out or owed from now on. */
+void group_end_update(group_t *self);
 
 #endif

@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-void weight_state_init(weight_state_t *self)
+void weight_state_init(weight_state_t *self, bool shadow)
 {
     memset(self, 0, sizeof *self);
+    self->shadow = shadow;
     snprintf(self->version, sizeof self->version, "default");
 }
 
@@ -43,7 +44,7 @@ lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb, l
                             "first.",
                             update_verb_name(verb));
     }
-    if (rule->session >= 0 && rule->session != ((self->gates & GATE_SESSION) != 0)) {
+    if (rule->session >= 0 && rule->session != self->session) {
         return lk_error_set(err, LK_ERR_STATE, "%s", rule->session_error);
     }
     if (rule->configured && !self->configured) {
@@ -56,15 +57,18 @@ lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb, l
 
 static void mark_dirty(weight_state_t *self, const char *why)
 {
-    self->gates |= GATE_DIRTY;
-    snprintf(self->dirty_why, sizeof self->dirty_why, "%s", why);
+    if (!self->shadow) {
+        self->gates |= GATE_DIRTY;
+        snprintf(self->dirty_why, sizeof self->dirty_why, "%s", why);
+    }
 }
 
 void weight_state_close_session(weight_state_t *self, bool clean, const char *why)
 {
-    if (!(self->gates & GATE_SESSION)) {
+    if (!self->session) {
         return;
     }
+    self->session = false;
     self->gates &= ~GATE_SESSION;
     if (!clean) {
         mark_dirty(self, why);
@@ -80,7 +84,8 @@ void weight_state_outcome(weight_state_t *self, update_verb_t verb, bool ok, boo
         break;
     case UPDATE_VERB_START:
         if (ok) {
-            self->gates |= GATE_SESSION;
+            self->session = true;
+            self->gates |= self->shadow ? 0 : GATE_SESSION;
         }
         break;
     case UPDATE_VERB_UPDATE:
@@ -99,6 +104,7 @@ void weight_state_outcome(weight_state_t *self, update_verb_t verb, bool ok, boo
 
 void weight_state_commit(weight_state_t *self, const char *version)
 {
+    self->session = false;
     self->gates &= ~(GATE_SESSION | GATE_DIRTY);
     self->dirty_why[0] = '\0';
     self->epoch++;
@@ -119,7 +125,7 @@ void weight_state_relabel(weight_state_t *self, const char *version)
 
 uint64_t weight_state_hash(const weight_state_t *self, uint64_t seed)
 {
-    uint64_t words[] = {self->gates, self->configured, self->epoch};
+    uint64_t words[] = {self->gates, self->session, self->shadow, self->configured, self->epoch};
     return lk_hash64(self->version, strlen(self->version), lk_hash64(words, sizeof words, seed));
 }
 

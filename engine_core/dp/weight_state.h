@@ -1,7 +1,9 @@
 /*
  * weight_state.h: the replicated half of weight updates: the gates (session, dirty, asleep) of
  * protocol.md section 14.4, whether a transfer engine is initialised, the weight epoch and its
- * label. Changed by commands and their outcomes inside decide only, so equal on all ranks.
+ * label. Changed by commands and their outcomes inside decide only, so equal on all ranks. With
+ * shadow swap a session is no gate, and nothing makes the group dirty: nobody writes the live
+ * weights.
  *
  * admit() decides the order of calls identically on all ranks; an order error changes nothing. The
  * rank's own session (transfer/update_session.h) mirrors it and is entered only after admit.
@@ -15,13 +17,15 @@
 
 typedef struct {
     unsigned gates;  /* GATE_* bits (proto/messages.h): while any is set nobody steps */
+    bool session;    /* one is open; in place also GATE_SESSION */
+    bool shadow;     /* for life */
     bool configured; /* the last INIT succeeded on every rank */
     uint64_t epoch;  /* of the weights, +1 for every committed FINISH */
     char version[WEIGHT_LABEL_MAX + 1];
     char dirty_why[LK_ERROR_TEXT_MAX]; /* with GATE_DIRTY */
 } weight_state_t;
 
-void weight_state_init(weight_state_t *self);
+void weight_state_init(weight_state_t *self, bool shadow);
 
 /* LK_OK, or LK_ERR_STATE with the text that clients of this API know. */
 LK_MUST_USE lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb,

@@ -28,12 +28,20 @@ static void check_collective(sim_t *self, uint32_t r, uint64_t type, uint64_t a,
     rank->log_at++;
 }
 
-/* No step between an answered pause and its end, and none behind a closed gate. */
+static uint64_t content_of(uint64_t epoch)
+{
+    return epoch > 0 ? 999 + epoch : 0;
+}
+
+/* No step between an answered pause and its end, and none behind a closed gate; every step on the
+ * weights of its epoch, whole. */
 static void check_step(const sim_t *self, uint32_t r)
 {
     const sim_rank_t *rank = &self->ranks[r];
     ck_assert_uint_eq(group_weights(rank->group)->gates, 0);
-    ck_assert_msg(!rank->touched, "seed %llx: rank %u steps on weights that nobody committed",
+    ck_assert_msg(rank->live == content_of(group_weights(rank->group)->epoch) &&
+                      (self->config.shadow || !rank->touched),
+                  "seed %llx: rank %u steps on weights that nobody committed",
                   (unsigned long long)self->config.seed, r);
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         for (size_t i = 0; i < self->frontends[f].n_calls; i++) {
@@ -93,6 +101,7 @@ void sim_init(sim_t *self, const sim_config_t *config)
                                                   .group_epoch = 7,
                                                   .sync_interval = config->sync_interval,
                                                   .lockstep = config->lockstep,
+                                                  .shadow = config->shadow,
                                                   .doorbell = config->doorbell,
                                                   .check = sim_check,
                                                   .check_ctx = rank});
@@ -213,12 +222,15 @@ static void take_actions(sim_t *self, uint32_t r)
             rank->expired = false;
             break;
         case GROUP_ACT_PUBLISH:
+            ck_assert(!rank->in_step);
             rank->published++;
             rank->touched = false;
+            rank->live = rank->content;
             break;
         case GROUP_ACT_RELABEL:
             break;
         case GROUP_ACT_DIRTY:
+            ck_assert(!self->config.shadow);
             rank->failed += rank->waiting + rank->n_running;
             rank->waiting = 0;
             rank->n_running = 0;
@@ -247,7 +259,7 @@ static group_view_t view_of(const sim_t *self, uint32_t r)
     const allreduce_ops_t *ops = rank->allreduce.ops;
     return (group_view_t){.work = rank->waiting + rank->n_running > 0,
                           .quiet = rank->n_running == 0,
-                          .clean = !rank->touched,
+                          .clean = self->config.shadow || !rank->touched,
                           .expired = rank->expired,
                           .peer_waiting =
                               ops->peer_waiting != NULL &&
@@ -340,16 +352,19 @@ static void leave_update(sim_t *self, uint32_t r)
         lk_error_set(&result, LK_ERR_NO_MEMORY, "rank %u has no memory to commit", r);
     } else if (rank->committing) {
         rank->touched = false;
-        rank->content = 1000 + rank->published + (self->content_differs == (int64_t)r);
+        rank->content =
+            content_of(rank->published + 1) + (self->content_differs == (int64_t)r ? 1u << 30 : 0);
     }
     rank->carrying = false;
     group_update_done(rank->group, &result);
 }
 
-/* An INIT goes on beside whatever else the rank does. */
+/* Goes on beside whatever else the rank does. */
 static bool is_beside(const sim_rank_t *rank)
 {
-    return rank->carrying && rank->verb == UPDATE_VERB_INIT;
+    bool shadow = rank->sim->config.shadow;
+    return rank->carrying && (rank->verb == UPDATE_VERB_INIT ||
+                              (shadow && (rank->verb == UPDATE_VERB_UPDATE || rank->committing)));
 }
 
 static bool can_go_on(const sim_t *self, uint32_t r)
@@ -373,7 +388,7 @@ static bool rank_enabled(const sim_t *self, uint32_t r)
 {
     const sim_rank_t *rank = &self->ranks[r];
     return can_go_on(self, r) ||
-           (is_beside(rank) && !rank->never_connects && transfer_complete(self, r));
+           (is_beside(rank) && !rank->never_ends && transfer_complete(self, r));
 }
 
 static void rank_act(sim_t *self, uint32_t r)
@@ -381,7 +396,7 @@ static void rank_act(sim_t *self, uint32_t r)
     sim_rank_t *rank = &self->ranks[r];
     uint64_t vec[ALLREDUCE_MAX_LEN];
     lk_error_t err = LK_ERROR_INIT;
-    bool ends = is_beside(rank) && !rank->never_connects && transfer_complete(self, r);
+    bool ends = is_beside(rank) && !rank->never_ends && transfer_complete(self, r);
     if (ends && (!can_go_on(self, r) || lk_prng_below(&self->prng, 4) == 0)) {
         leave_update(self, r);
     } else if (rank->in_step) {

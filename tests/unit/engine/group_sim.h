@@ -18,7 +18,7 @@
 
 typedef struct {
     uint32_t n_ranks, n_frontends, sync_interval;
-    bool lockstep, doorbell;
+    bool lockstep, doorbell, shadow;
     unsigned loss;        /* percent of STARTs that are lost */
     bool random_failures; /* transfers fail now and then, on one rank */
     bool cancels;         /* sim_cancel_update is used */
@@ -59,11 +59,11 @@ typedef struct {
     uint64_t steps, work_steps;
     size_t log_at; /* collectives entered so far */
     bool carrying, committing;
-    bool never_connects; /* an INIT here does not end by itself */
+    bool never_ends; /* what is beside the steps here does not end by itself */
     update_verb_t verb;
     uint64_t carrying_round;
     bool touched, expired;
-    uint64_t content;
+    uint64_t content, live; /* of the set to be committed, of the one that steps use */
     uint64_t lifts, aborted, cleared, published, failed;
     bool was_paused;
     uint64_t starts[SIM_MAX_QUEUE]; /* invitations under way */

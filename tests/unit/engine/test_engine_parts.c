@@ -159,7 +159,7 @@ static stream_receipt_t receive(command_stream_t *s, uint64_t generation, uint64
 START_TEST(test_stream)
 {
     command_stream_t s;
-    stream_init(&s);
+    stream_init(&s, false);
     ck_assert_int_eq(receive(&s, 0, 1, CMD_RESUME), STREAM_OLD_LIFE);
     ck_assert_int_eq(receive(&s, 2, 2, CMD_RESUME), STREAM_GAP);
     ck_assert_int_eq(receive(&s, 2, 1, CMD_PAUSE), STREAM_NEW);

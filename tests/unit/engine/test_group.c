@@ -517,7 +517,7 @@ START_TEST(test_init_goes_on_beside_the_steps)
     config.cancels = true;
     static sim_t sim;
     sim_init(&sim, &config);
-    sim.ranks[0].never_connects = true;
+    sim.ranks[0].never_ends = true;
     size_t init = sim_update(&sim, 0, UPDATE_VERB_INIT);
     sim_settle(&sim, SETTLE); /* rests: an INIT that goes on makes no rounds for ever */
     ck_assert(!sim_answered(&sim, 0, init));
@@ -590,6 +590,197 @@ START_TEST(test_abort_spares_aborts)
         }
         ck_ok(sim_status(&sim, 0, call));
         sim_fini(&sim);
+    }
+}
+END_TEST
+
+/* ---- shadow swap ---- */
+
+static sim_t *new_shadow_sim(int layout, const char *name)
+{
+    static sim_t sim;
+    sim_config_t config = layouts[layout];
+    config.seed = test_seed(name) + (uint64_t)layout;
+    config.shadow = true;
+    config.cancels = true;
+    sim_init(&sim, &config);
+    return &sim;
+}
+
+static bool session_open(const sim_t *sim)
+{
+    bool open = group_weights(sim->ranks[0].group)->session;
+    for (uint32_t r = 1; r < sim->config.n_ranks; r++) {
+        ck_assert_int_eq(group_weights(sim->ranks[r].group)->session, open);
+    }
+    return open;
+}
+
+/* Everything that a failed or dropped session must leave alone. */
+static void assert_untouched(const sim_t *sim, uint64_t epoch)
+{
+    ck_assert_uint_eq(gates(sim), 0);
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        ck_assert_uint_eq(group_weights(sim->ranks[r].group)->epoch, epoch);
+        ck_assert_uint_eq(sim->ranks[r].published, epoch);
+        ck_assert_uint_eq(sim->ranks[r].failed, 0);
+    }
+}
+
+static void assert_generates(sim_t *sim)
+{
+    uint64_t steps = sim_steps(sim);
+    add_everywhere(sim, 2);
+    sim_settle(sim, SETTLE);
+    ck_assert_uint_eq(unfinished(sim), 0);
+    ck_assert_uint_gt(sim_steps(sim), steps);
+}
+
+/* Requests come and end while a session is open, a transfer stands still and a commit is being
+ * prepared; another caller's pause and resume are answered meanwhile. */
+START_TEST(test_shadow_goes_on_beside_the_steps)
+{
+    sim_t *sim = new_shadow_sim(_i, "shadow");
+    begin_session(sim);
+    ck_assert(session_open(sim));
+    ck_assert_uint_eq(gates(sim), 0);
+    assert_generates(sim);
+    static const update_verb_t verbs[] = {UPDATE_VERB_UPDATE, UPDATE_VERB_FINISH};
+    for (size_t v = 0; v < LK_ARRAY_LEN(verbs); v++) {
+        uint32_t stuck = sim->config.n_ranks - 1;
+        sim->ranks[stuck].never_ends = true;
+        size_t call = sim_update(sim, 0, verbs[v]);
+        sim_settle(sim, SETTLE);
+        ck_assert(!sim_answered(sim, 0, call));
+        assert_generates(sim);
+        size_t pause = sim_pause(sim, other(sim), PAUSE_KEEP, true);
+        sim_settle(sim, SETTLE);
+        ck_ok(sim_status(sim, other(sim), pause));
+        size_t resume = sim_resume(sim, other(sim));
+        sim_settle(sim, SETTLE);
+        ck_ok(sim_status(sim, other(sim), resume));
+        assert_generates(sim);
+        assert_untouched(sim, 0);
+        sim->ranks[stuck].never_ends = false;
+        sim_settle(sim, SETTLE);
+        ck_ok(sim_status(sim, 0, call));
+    }
+    ck_assert(!session_open(sim));
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        ck_assert_uint_eq(group_weights(sim->ranks[r].group)->epoch, 1);
+        ck_assert_str_eq(group_weights(sim->ranks[r].group)->version, "v");
+        ck_assert_uint_eq(sim->ranks[r].published, 1);
+    }
+    assert_generates(sim);
+    sim_fini(sim);
+}
+END_TEST
+
+/* A session that ends in any way but its FINISH leaves everything as it was. */
+START_TEST(test_shadow_failures_leave_the_old_weights)
+{
+    sim_t *sim = new_shadow_sim(_i, "shadow fails");
+    uint32_t last = sim->config.n_ranks - 1;
+    begin_session(sim);
+    ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+    ck_ok(update(sim, 0, UPDATE_VERB_ABORT));
+    assert_untouched(sim, 0);
+    ck_assert(!session_open(sim));
+
+    ck_ok(update(sim, 0, UPDATE_VERB_START)); /* cancelled in the transfer: a new INIT is needed */
+    sim->ranks[last].never_ends = true;
+    size_t call = sim_update(sim, 0, UPDATE_VERB_UPDATE);
+    sim_settle(sim, SETTLE);
+    sim_cancel_update(sim, last, 0, sim->frontends[0].calls[call].cmd.number);
+    sim->ranks[last].never_ends = false;
+    sim_settle(sim, SETTLE);
+    ck_assert_int_lt(sim_status(sim, 0, call), 0);
+    assert_untouched(sim, 0);
+    ck_assert(!session_open(sim));
+    ck_assert_int_eq(update(sim, 0, UPDATE_VERB_START), LK_ERR_STATE);
+    assert_generates(sim);
+    sim_fini(sim);
+
+    sim = new_shadow_sim(_i, "shadow fails late");
+    begin_session(sim); /* cancelled while its commit is prepared */
+    ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+    sim->ranks[last].never_ends = true;
+    call = sim_update(sim, 0, UPDATE_VERB_FINISH);
+    sim_settle(sim, SETTLE);
+    sim_cancel_update(sim, last, 0, sim->frontends[0].calls[call].cmd.number);
+    sim->ranks[last].never_ends = false;
+    sim_settle(sim, SETTLE);
+    sim->cancelled = false;
+    ck_assert_int_eq(sim_status(sim, 0, call), LK_ERR_CANCELED);
+    assert_untouched(sim, 0);
+    ck_assert(!session_open(sim));
+    if (last > 0) { /* the ranks received different bytes */
+        ck_ok(update(sim, 0, UPDATE_VERB_START));
+        ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+        sim->content_differs = last;
+        ck_assert_int_eq(update(sim, 0, UPDATE_VERB_FINISH), LK_ERR_INVALID);
+        sim->content_differs = -1;
+        assert_untouched(sim, 0);
+    }
+    assert_generates(sim);
+    ck_ok(update(sim, 0, UPDATE_VERB_START)); /* the next session works, a partial one too */
+    ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+    sim->complete = false;
+    ck_ok(update(sim, 0, UPDATE_VERB_FINISH));
+    assert_untouched(sim, 1);
+    assert_generates(sim);
+    sim_fini(sim);
+}
+END_TEST
+
+START_TEST(test_shadow_session_expires)
+{
+    sim_t *sim = new_shadow_sim(_i, "shadow expires");
+    begin_session(sim);
+    ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        ck_assert(session_open(sim));
+        sim->ranks[r].expired = true;
+        sim_settle(sim, SETTLE);
+    }
+    ck_assert(!session_open(sim));
+    assert_untouched(sim, 0);
+    assert_generates(sim);
+    sim_fini(sim);
+}
+END_TEST
+
+/* An independent rank whose peer dies in the middle of a transfer goes on by itself; one that may
+ * have missed the result of a commit does not. */
+START_TEST(test_shadow_peer_lost)
+{
+    for (int voted = 0; voted < 2; voted++) {
+        sim_t *sim = new_shadow_sim(_i, "shadow peer");
+        if (sim->config.lockstep || sim->config.n_ranks == 1) {
+            sim_fini(sim);
+            return;
+        }
+        begin_session(sim);
+        ck_ok(update(sim, 0, UPDATE_VERB_UPDATE));
+        sim->ranks[1].never_ends = true;
+        sim_update(sim, 0, UPDATE_VERB_FINISH);
+        sim_settle(sim, SETTLE);
+        group_t *group = sim->ranks[0].group;
+        if (voted) { /* rank 0 votes that it is prepared; rank 1 ends, and its vote never comes */
+            sim->ranks[1].never_ends = false;
+            while (!group_posted(group)) {
+                ck_assert(sim_event(sim));
+            }
+        }
+        ck_assert_int_eq(group_lose_peers(group), !voted);
+        if (!voted) {
+            ck_assert(!group_updating(group));
+            ck_assert(!group_weights(group)->session);
+            ck_assert_uint_eq(group_weights(group)->epoch, 0);
+            group_view_t view = {.work = true, .clean = true};
+            ck_assert_int_eq(group_next(group, &view), GROUP_STEP);
+        }
+        sim_fini(sim);
     }
 }
 END_TEST
@@ -673,12 +864,15 @@ static void random_call(sim_t *sim, callers_t *callers)
         return;
     }
     bool open = callers->open_update[f] && !sim_answered(sim, f, callers->update[f]);
-    bool init = open && frontend->calls[callers->update[f]].cmd.verb == UPDATE_VERB_INIT;
-    if (open && !init) {
+    uint64_t verb = frontend->calls[callers->update[f]].cmd.verb;
+    bool beside =
+        open && (verb == UPDATE_VERB_INIT || (sim->config.shadow && (verb == UPDATE_VERB_UPDATE ||
+                                                                     verb == UPDATE_VERB_FINISH)));
+    if (open && !beside) {
         return; /* exclusive in its stream */
     }
     callers->open_update[f] = open;
-    uint64_t what = lk_prng_below(&sim->prng, open ? 7 : 12); /* beside an INIT: no UPDATE */
+    uint64_t what = lk_prng_below(&sim->prng, open ? 7 : 12); /* beside one: no UPDATE */
     if (what < 4) {
         sim_pause(sim, f, 1 + lk_prng_below(&sim->prng, 3), what & 1u);
     } else if (what < 6) {
@@ -715,7 +909,7 @@ static void random_trouble(sim_t *sim, callers_t *callers)
                        lk_prng_below(&sim->prng, group_round(sim->ranks[r].group) + 2));
         break;
     case 4:
-        if (gates(&(sim_t){.config = {.n_ranks = 1}, .ranks = {sim->ranks[r]}}) & GATE_SESSION) {
+        if (group_weights(sim->ranks[r].group)->session) {
             sim->ranks[r].expired = true;
         }
         break;
@@ -750,7 +944,7 @@ static void check_liveness(sim_t *sim)
             }
         }
     }
-    if (gates(sim) & GATE_SESSION) {
+    if (session_open(sim)) {
         update(sim, 0, UPDATE_VERB_ABORT);
     }
     if (gates(sim) & GATE_DIRTY) {
@@ -781,6 +975,7 @@ static void random_run(uint64_t seed)
                            .doorbell = lk_prng_below(&prng, 2) == 0,
                            .loss = (unsigned)lk_prng_below(&prng, 50),
                            .random_failures = lk_prng_below(&prng, 2) == 0,
+                           .shadow = seed >> 3 & 1, /* drawn so, older seeds mean what they did */
                            .seed = seed};
     sim_init(&sim, &config);
     callers_t callers;
@@ -846,6 +1041,10 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_init_goes_on_beside_the_steps, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_cancel_update, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_abort_spares_aborts, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_shadow_goes_on_beside_the_steps, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_shadow_failures_leave_the_old_weights, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_shadow_session_expires, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_shadow_peer_lost, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_pause_outlives_session, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_hostile_commands, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_broken_group, 0, N_LAYOUTS);
