@@ -16,6 +16,7 @@ static const struct {
     {"serve", tool_serve, "MODEL_DIR [flags]   start a node: coordinator, engines, front ends"},
     {"make-model", tool_make_model, "--arch A --out DIR [flags]   write a small random checkpoint"},
     {"status", tool_status, "[--url URL] [--admin-key K]   ranks, waves, pause and weight state"},
+    {"tcpstore", tool_tcpstore, "HOST PORT   join a trainer's rendezvous, print the NCCL id"},
 };
 
 bool tool_directory(char *out, size_t room)

@@ -5,6 +5,7 @@
 int tool_serve(int argc, char **argv);
 int tool_make_model(int argc, char **argv);
 int tool_status(int argc, char **argv);
+int tool_tcpstore(int argc, char **argv);
 
 /* Directory of the running executable. False if it can't be found. */
 #include <stdbool.h>
