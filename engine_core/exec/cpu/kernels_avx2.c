@@ -2,7 +2,6 @@
 #include "engine_core/exec/cpu/kernels_isa.h"
 
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma")
 #include "engine_core/exec/cpu/vec_avx2.h"
 
 /* Sixteen bf16: even ones in the upper halves after a shift, odd ones as they stand. */

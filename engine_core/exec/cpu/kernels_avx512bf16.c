@@ -2,7 +2,6 @@
 #include "engine_core/exec/cpu/kernels_isa.h"
 
 #if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")
 #include "engine_core/exec/cpu/vec_avx512.h"
 
 typedef __m512i BX;
