@@ -209,8 +209,10 @@ static msg_output_t resolved(const box_t *box, const entry_t *e)
         out.top_logprobs.data = bytes + e->top_logprobs;
         out.error.ptr = out.error.len > 0 ? (const char *)bytes + e->error : NULL;
     }
-    out.kv_spans.items = box->spans + e->kv_spans;
-    out.weight_spans.items = box->spans + e->weight_spans;
+    if (box->spans != NULL) {
+        out.kv_spans.items = box->spans + e->kv_spans;
+        out.weight_spans.items = box->spans + e->weight_spans;
+    }
     return out;
 }
 
