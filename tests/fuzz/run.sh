@@ -13,6 +13,8 @@ rm -f "$dir.log"
 targets=${*:-$(cd tests/fuzz && ls fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')}
 passed=0
 failed=0
+UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+export UBSAN_OPTIONS
 for t in $targets; do
     ninja -C "$dir" "tests/fuzz/fuzz_$t" >"$dir/build.log" 2>&1 || { tail -20 "$dir/build.log"; exit 1; }
     mkdir -p "$dir/corpus/$t"
