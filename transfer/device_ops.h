@@ -1,7 +1,7 @@
 /*
  * device_ops.h: the memory, streams and kernels of an accelerator, as far as moving weights needs
- * them. CUDA implements it in a module (so that one build starts without a driver), tests implement
- * it over plain memory.
+ * them. transfer/device/ has two: CUDA, which loads the driver when a device is opened (so that one
+ * build starts without one), and plain memory.
  *
  * Streams are FIFO queues of work; what is enqueued runs in order and nothing here waits for it,
  * except where said. Pointers marked "device" may be dereferenced by work on a stream only. One
@@ -14,6 +14,8 @@
 #include "transfer/tensor_desc.h"
 
 #define DEVICE_OPS_ABI_VERSION 1u
+#define DEVICE_IPC_HANDLE_SIZE 64u
+#define DEVICE_UUID_SIZE       37 /* 8-4-4-4-12 lower-case hex digits and a NUL */
 
 typedef struct device device_t;
 typedef struct device_stream device_stream_t; /* CUDA: the cudaStream_t itself */
@@ -70,12 +72,24 @@ typedef struct device_ops {
                           device_stream_t *stream, lk_error_t *err);
     /* Makes the device current in the calling thread, for libraries that go by that (NCCL). */
     lk_status_t (*make_current)(device_t *self, lk_error_t *err);
+
+    /* Memory that another process has exported, and an event of one, by the 64 bytes of their
+     * handles (CUDA: cudaIpcMemHandle_t, cudaIpcEventHandle_t). A handle is opened once at a time;
+     * ipc_close waits for work that uses the memory. The event is ended with event_destroy. */
+    lk_status_t (*ipc_open)(device_t *self, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
+                            void **out, lk_error_t *err);
+    void (*ipc_close)(device_t *self, void *ptr);
+    lk_status_t (*ipc_event)(device_t *self, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
+                             device_event_t **out, lk_error_t *err);
+    /* Ends the device; everything of it has been ended before. */
+    void (*close)(device_t *self);
 } device_ops_t;
 
 struct device {
     const device_ops_t *ops;
-    int index;            /* CUDA: ordinal in this process */
-    char text[96];        /* "NVIDIA H200 (GPU 0, UUID ...)" for messages */
+    int index;     /* CUDA: ordinal in this process */
+    char text[96]; /* "NVIDIA H200 (GPU 0, UUID ...)" for messages */
+    char uuid[DEVICE_UUID_SIZE];
     uint64_t allocations; /* calls of alloc and alloc_host so far: an update makes none */
     uint64_t allocated;   /* bytes of alloc that are not freed */
 };

@@ -1,0 +1,77 @@
+/* unpack.cu: the kernel (unpack.h). One block is one unit. */
+#include "transfer/device/unpack_thread.h"
+
+#define WARPS (UNPACK_THREADS / 32u)
+
+/* The group that a unit belongs to. */
+static __device__ uint32_t group_of(const unpack_launch_t &launch, uint32_t unit)
+{
+    uint32_t low = 0, high = launch.n_groups;
+    while (high - low > 1) {
+        const uint32_t middle = (low + high) / 2;
+        if (launch.groups[middle].first_unit <= unit) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static __device__ __forceinline__ uint64_t warp_sum(uint64_t x)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        x += __shfl_down_sync(0xFFFFFFFFu, (unsigned long long)x, step);
+    }
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, 2)
+    lk_unpack(const __grid_constant__ unpack_launch_t launch)
+{
+    __shared__ unpack_item_t items[UNPACK_GROUP];
+    __shared__ uint64_t sums[UNPACK_GROUP][2][WARPS];
+    const uint32_t thread = threadIdx.x, warp = thread / 32u;
+    const unpack_group_t group = launch.groups[group_of(launch, blockIdx.x)];
+    const uint64_t start =
+        (uint64_t)(blockIdx.x - group.first_unit) * launch.chunks * UNPACK_CHUNK;
+    if (thread < group.count) {
+        items[thread] = launch.items[group.first + thread];
+    }
+    for (uint32_t i = thread; i < UNPACK_GROUP * 2u * WARPS; i += UNPACK_THREADS) {
+        (&sums[0][0][0])[i] = 0;
+    }
+    __syncthreads();
+    for (uint32_t c = 0; c < launch.chunks; c++) {
+        const uint64_t chunk = start + c * UNPACK_CHUNK;
+        if (chunk >= items[0].numel) {
+            break;
+        }
+        uint64_t mixed[2][UNPACK_PER_THREAD];
+        if (group.digests) {
+            unpack_mix_indices(group.index + chunk, thread, mixed);
+        }
+        for (uint32_t i = 0; i < group.count && chunk < items[i].numel; i++) {
+            uint64_t sum[2] = {0, 0};
+            unpack_thread(&items[i], chunk, thread, mixed, sum);
+            if (items[i].lanes != 0) {
+                sum[0] = warp_sum(sum[0]);
+                sum[1] = warp_sum(sum[1]);
+                if (thread % 32u == 0) {
+                    sums[i][0][warp] += sum[0];
+                    sums[i][1][warp] += sum[1];
+                }
+            }
+        }
+    }
+    __syncthreads();
+    if (thread < 2u * group.count && items[thread / 2].lanes != 0) {
+        uint64_t total = 0;
+        for (uint32_t w = 0; w < WARPS; w++) {
+            total += sums[thread / 2][thread % 2][w];
+        }
+        atomicAdd((unsigned long long *)items[thread / 2].lanes + thread % 2,
+                  (unsigned long long)total);
+    }
+}
