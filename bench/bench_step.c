@@ -54,7 +54,7 @@ static void step(scheduler_t *sched, executor_t *executor, uint64_t n, uint64_t 
     lk_error_t err;
     exec_result_t result;
     uint64_t t0 = lk_env_now_ns(env);
-    const exec_batch_t *batch = scheduler_schedule(sched, true, 0, n);
+    const exec_batch_t *batch = scheduler_schedule(sched, true, 0, n, 0);
     uint64_t t1 = lk_env_now_ns(env);
     CHECK(executor->ops->step_post(executor, batch, &err) == LK_OK);
     uint64_t t2 = lk_env_now_ns(env);

@@ -15,7 +15,10 @@ static void on_scheduler_output(void *ctx, const sched_output_t *output)
     if (output->first == 0 && output->n > 0) {
         self->prompt_tokens += output->request->n_prompt - output->request->n_cached;
     }
-    outbox_add(self->outbox, output, &self->labels, self->finish_status);
+    outbox_add(self->outbox, output, &self->labels, self->finish_status, self->stepped_ns);
+    if (outbox_is_full(self->outbox)) {
+        engine_flush(self);
+    }
 }
 
 static lk_status_t make_group(engine_core_t *self, lk_error_t *err)
@@ -224,8 +227,8 @@ static bool post_step(engine_core_t *self)
         return false;
     }
     executor_t *executor = self->config.executor;
-    const exec_batch_t *batch =
-        scheduler_schedule(self->scheduler, admit, group_weights(self->group)->epoch, self->steps);
+    const exec_batch_t *batch = scheduler_schedule(
+        self->scheduler, admit, group_weights(self->group)->epoch, self->steps, engine_now(self));
     self->step_is_dummy = batch->n_seqs == 0;
     if (self->step_is_dummy) {
         if (!lockstep) {
@@ -260,6 +263,7 @@ static bool advance_step(engine_core_t *self)
         return true;
     }
     self->step_posted = false;
+    self->stepped_ns = engine_now(self);
     self->steps++;
     self->dummy_steps += self->step_is_dummy;
     if (!self->step_is_dummy) {

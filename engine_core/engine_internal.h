@@ -36,6 +36,7 @@ struct engine_core {
     bool recompute_due; /* running requests recompute their KV when it ends */
     exec_batch_t dummy;
     uint64_t steps, dummy_steps;
+    uint64_t stepped_ns; /* when the newest one ended */
     watch_t step_watch;
 
     /* the vote under way */

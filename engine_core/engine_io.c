@@ -227,6 +227,7 @@ static lk_status_t make_core(app_t *app, lk_error_t *err)
                       .vocab_size = s->model.vocab_size,
                       .n_eos = s->model.n_eos,
                       .max_waiting = (uint32_t)c->max_waiting,
+                      .max_prompt_rows = s->prompt_rows,
                       .processed_logprobs = strcmp(c->logprobs_mode, "processed_logprobs") == 0},
         .num_blocks = s->num_blocks,
         .block_size = s->block_size,

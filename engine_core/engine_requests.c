@@ -48,7 +48,8 @@ static lk_status_t read_sampling(const msg_sampling_t *m, sampling_params_t *p, 
                              .max_tokens = clipped_u32(m->max_tokens),
                              .min_tokens = clipped_u32(m->min_tokens),
                              .ignore_eos = m->ignore_eos,
-                             .logprobs = clamped_i32(m->logprobs)};
+                             .logprobs = clamped_i32(m->logprobs),
+                             .prompt_logprobs = clipped_u32(m->prompt_logprobs)};
     return read_stop_tokens(m->stop_token_ids, p, err);
 }
 

@@ -180,6 +180,15 @@ static lk_status_t size_kv(engine_setup_t *self, const lk_config_t *config,
     return LK_OK;
 }
 
+/* The logits of prompts take at most this memory, whatever the vocabulary. */
+#define PROMPT_LOGITS_BYTES (128ull << 20)
+
+static uint32_t prompt_rows(const engine_setup_t *self, const lk_config_t *config)
+{
+    uint64_t rows = PROMPT_LOGITS_BYTES / (self->model.vocab_size * sizeof(float));
+    return (uint32_t)LK_MIN(LK_MAX(rows, 1), config->max_num_batched_tokens);
+}
+
 lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, ep_t ep,
                               lk_error_t *err)
 {
@@ -193,6 +202,9 @@ lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, e
                               .max_tokens = (uint32_t)config->max_num_batched_tokens,
                               .threads = self->threads,
                               .ep = ep};
+    self->prompt_rows = prompt_rows(self, config);
+    exec.max_rows =
+        (uint32_t)LK_MIN(config->max_num_seqs + self->prompt_rows, config->max_num_batched_tokens);
     LK_RETURN_IF_ERROR(size_kv(self, config, &exec, err));
     exec.num_blocks = self->num_blocks;
     return self->ops->open(&exec, &self->executor, err);

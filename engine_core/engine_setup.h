@@ -19,6 +19,7 @@ typedef struct {
     lk_dtype_t dtype;                       /* of weights and KV */
     bool lockstep;                          /* mixture of experts, spread over several ranks */
     uint32_t max_model_len, block_size, num_blocks, threads;
+    uint32_t prompt_rows; /* see scheduler_config_t; after engine_setup_open */
     executor_t *executor; /* after engine_setup_open */
 } engine_setup_t;
 

@@ -12,6 +12,7 @@
 typedef struct {
     msg_output_t output;
     size_t tokens, logprobs, ranks, top_ids, top_logprobs, error;
+    size_t prompt_logprobs, prompt_ranks, prompt_top_ids, prompt_top_logprobs;
     size_t kv_spans, weight_spans;
 } entry_t;
 
@@ -112,8 +113,24 @@ static size_t push_spans(box_t *box, const epoch_span_t *spans, size_t n,
     return at;
 }
 
+static void add_prompt_logprobs(box_t *box, entry_t *e, const sched_output_t *o)
+{
+    msg_output_t *out = &e->output;
+    size_t top = (size_t)o->n_prompt * o->n_prompt_top;
+    out->prompt_first = o->prompt_first;
+    out->n_prompt_top = o->n_prompt_top;
+    out->prompt_logprobs.len = o->n_prompt * sizeof(float);
+    out->prompt_ranks.len = o->n_prompt * sizeof(uint32_t);
+    out->prompt_top_ids.len = top * sizeof(uint32_t);
+    out->prompt_top_logprobs.len = top * sizeof(float);
+    e->prompt_logprobs = push_bytes(box, o->prompt_logprobs, out->prompt_logprobs.len);
+    e->prompt_ranks = push_bytes(box, o->prompt_ranks, out->prompt_ranks.len);
+    e->prompt_top_ids = push_bytes(box, o->prompt_top_ids, out->prompt_top_ids.len);
+    e->prompt_top_logprobs = push_bytes(box, o->prompt_top_logprobs, out->prompt_top_logprobs.len);
+}
+
 void outbox_add(outbox_t *self, const sched_output_t *o, const version_labels_t *labels,
-                lk_status_t error_status)
+                lk_status_t error_status, uint64_t now_ns)
 {
     const request_t *r = o->request;
     CHECK(r->client < self->n_frontends);
@@ -135,6 +152,13 @@ void outbox_add(outbox_t *self, const sched_output_t *o, const version_labels_t 
         e->ranks = push_bytes(box, o->ranks, out->ranks.len);
         e->top_ids = push_bytes(box, o->top_ids, out->top_ids.len);
         e->top_logprobs = push_bytes(box, o->top_logprobs, out->top_logprobs.len);
+    }
+    if (o->n_prompt > 0) {
+        add_prompt_logprobs(box, e, o);
+    }
+    if (o->first == 0 && o->n > 0) {
+        out->queue_ns = r->scheduled_ns - r->arrival_ns;
+        out->prefill_ns = now_ns - r->scheduled_ns;
     }
     out->epoch = o->epoch;
     if (o->n > 0) {
@@ -186,6 +210,15 @@ void outbox_drop(outbox_t *self, uint32_t frontend)
     clear(&self->boxes[frontend]);
 }
 
+bool outbox_is_full(const outbox_t *self)
+{
+    size_t bytes = 0;
+    for (uint32_t f = 0; f < self->n_frontends; f++) {
+        bytes += self->boxes[f].bytes.len;
+    }
+    return bytes >= MAX_BYTES;
+}
+
 bool outbox_is_empty(const outbox_t *self)
 {
     for (uint32_t f = 0; f < self->n_frontends; f++) {
@@ -207,6 +240,10 @@ static msg_output_t resolved(const box_t *box, const entry_t *e)
         out.ranks.data = bytes + e->ranks;
         out.top_ids.data = bytes + e->top_ids;
         out.top_logprobs.data = bytes + e->top_logprobs;
+        out.prompt_logprobs.data = bytes + e->prompt_logprobs;
+        out.prompt_ranks.data = bytes + e->prompt_ranks;
+        out.prompt_top_ids.data = bytes + e->prompt_top_ids;
+        out.prompt_top_logprobs.data = bytes + e->prompt_top_logprobs;
         out.error.ptr = out.error.len > 0 ? (const char *)bytes + e->error : NULL;
     }
     if (box->spans != NULL) {
@@ -219,6 +256,7 @@ static msg_output_t resolved(const box_t *box, const entry_t *e)
 static size_t output_bytes(const msg_output_t *out)
 {
     return 128 + out->token_ids.len + 2 * out->logprobs.len + 2 * out->top_ids.len +
+           2 * (out->prompt_logprobs.len + out->prompt_top_ids.len) +
            64 * (out->kv_spans.count + out->weight_spans.count);
 }
 

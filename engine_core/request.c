@@ -37,9 +37,9 @@ lk_status_t sampling_params_check(const sampling_params_t *p, lk_error_t *err)
         return lk_error_set(err, LK_ERR_INVALID, "min_tokens must be at most max_tokens=%u, is %u",
                             p->max_tokens, p->min_tokens);
     }
-    if (p->logprobs < -1 || p->logprobs > SAMPLING_MAX_LOGPROBS) {
-        return lk_error_set(err, LK_ERR_INVALID, "logprobs must be at most %d, is %d",
-                            SAMPLING_MAX_LOGPROBS, p->logprobs);
+    if (p->logprobs < -1) {
+        return lk_error_set(err, LK_ERR_INVALID, "logprobs must be at least -1, is %d",
+                            p->logprobs);
     }
     if (p->n_stop_tokens > REQUEST_MAX_STOP_TOKENS) {
         return lk_error_set(err, LK_ERR_INVALID, "stop_token_ids: at most %d, are %u",

@@ -14,8 +14,6 @@
 typedef enum { REQUEST_WAITING, REQUEST_RUNNING, REQUEST_FINISHED } request_status_t;
 
 #define REQUEST_MAX_STOP_TOKENS 64
-#define SAMPLING_MAX_LOGPROBS                                                                      \
-    64 /* most top-k logprobs per position; --max-logprobs caps it further */
 
 typedef struct {
     float temperature;                                             /* 0: greedy */
@@ -26,7 +24,8 @@ typedef struct {
     uint64_t seed; /* Philox key, with `choice`; always set (the front end draws one) */
     uint32_t max_tokens, min_tokens;
     bool ignore_eos;
-    int32_t logprobs; /* -1: none; 0: the sampled token's; k: and the k most likely */
+    int32_t logprobs;         /* -1: none; 0: the sampled token's; k: and the k most likely */
+    uint32_t prompt_logprobs; /* 0: none; 1 + k: each prompt token's, and the k most likely */
     uint32_t n_stop_tokens;
     uint32_t stop_tokens[REQUEST_MAX_STOP_TOKENS];
 } sampling_params_t;
@@ -63,14 +62,15 @@ typedef struct request {
     char id[128]; /* external id, for logs only */
     sampling_params_t sampling;
     logit_rules_t *rules; /* owned; NULL: none */
-    int64_t priority;  /* lower first */
-    lk_hash128_t salt; /* of cache_salt; zero if none */
+    int64_t priority;     /* lower first */
+    lk_hash128_t salt;    /* of cache_salt; zero if none */
 
     uint32_t *tokens; /* prompt then output; capacity n_prompt + max_tokens (cap_tokens) */
     uint32_t cap_tokens;
     uint32_t n_prompt, n_tokens;
     uint32_t n_computed; /* positions whose KV is in the block table */
     uint32_t n_cached;   /* of the prompt, at first admission: from the prefix cache */
+    bool prompt_scored;  /* its prompt logprobs are out */
 
     uint32_t *blocks; /* block table */
     uint32_t n_blocks, cap_blocks;
@@ -88,6 +88,7 @@ typedef struct request {
     int64_t stop_token; /* the stop token id that ended it, or -1 */
     uint32_t n_preempted;
     uint64_t arrival_ns, arrival_seq;
+    uint64_t scheduled_ns; /* first admission */
 
     /* the scheduler's own */
     struct request *prev, *next; /* waiting or running list */
@@ -111,6 +112,13 @@ LK_MUST_USE bool request_append_kv_span(request_t *self, uint32_t start, uint32_
 static inline uint32_t request_n_output(const request_t *r)
 {
     return r->n_tokens - r->n_prompt;
+}
+
+/* Logits are wanted at every position that is computed, so none may come from the prefix cache. A
+ * preemption before the end of the prompt starts it over. */
+static inline bool request_scores_prompt(const request_t *r)
+{
+    return r->sampling.prompt_logprobs > 0 && !r->prompt_scored;
 }
 
 #endif

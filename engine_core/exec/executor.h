@@ -49,6 +49,7 @@ typedef struct {
     uint32_t block_size; /* positions per KV block */
     uint32_t num_blocks;
     uint32_t max_seqs, max_tokens; /* upper bounds of one batch: sequences, positions */
+    uint32_t max_rows;             /* and rows of logits; 0: max_tokens */
     uint32_t threads;
     ep_t ep; /* ep_local() for dense models and single ranks */
 } executor_config_t;

@@ -14,6 +14,7 @@
  */
 #define BUCKETS          512
 #define BUCKETS_PER_UNIT 16.0f
+#define SMALL_TOP_K      64 /* found with a heap instead */
 
 struct sampler {
     uint32_t vocab_size;
@@ -22,6 +23,8 @@ struct sampler {
     float *mass;          /* [vocab_size] exp(z); 0 once it is filtered out */
     double *partial;      /* [vocab_size / LOGITS_ROW_BLOCK, rounded up] sums of mass */
     row_entry_t *entries; /* [vocab_size] */
+    uint32_t *top_ids;    /* [vocab_size] of the newest sample */
+    float *top_logprobs;  /* [vocab_size] */
     uint32_t *counts;     /* [vocab_size] occurrences in the output */
     uint32_t *seen;       /* [vocab_size] == stamp: in prompt or output */
     uint32_t stamp;
@@ -40,10 +43,13 @@ sampler_t *sampler_new(uint32_t vocab_size, bool processed_logprobs)
     self->mass = malloc(vocab_size * sizeof *self->mass);
     self->partial = malloc((vocab_size / LOGITS_ROW_BLOCK + 1) * sizeof *self->partial);
     self->entries = malloc(vocab_size * sizeof *self->entries);
+    self->top_ids = malloc(vocab_size * sizeof *self->top_ids);
+    self->top_logprobs = malloc(vocab_size * sizeof *self->top_logprobs);
     self->counts = malloc(vocab_size * sizeof *self->counts);
     self->seen = calloc(vocab_size, sizeof *self->seen);
     if (self->work == NULL || self->mass == NULL || self->partial == NULL ||
-        self->entries == NULL || self->counts == NULL || self->seen == NULL) {
+        self->entries == NULL || self->top_ids == NULL || self->top_logprobs == NULL ||
+        self->counts == NULL || self->seen == NULL) {
         sampler_destroy(&self);
     }
     return self;
@@ -59,6 +65,8 @@ void sampler_destroy(sampler_t **self_p)
     free(self->mass);
     free(self->partial);
     free(self->entries);
+    free(self->top_ids);
+    free(self->top_logprobs);
     free(self->counts);
     free(self->seen);
     free(self);
@@ -208,7 +216,7 @@ static void cut_at_quota(sampler_t *self, quota_t quota)
 static void apply_filters(sampler_t *self, const sampling_params_t *p)
 {
     uint32_t n = self->vocab_size;
-    if (p->top_k > 0 && p->top_k <= SAMPLING_MAX_LOGPROBS && (uint32_t)p->top_k < n) {
+    if (p->top_k > 0 && p->top_k <= SMALL_TOP_K && (uint32_t)p->top_k < n) {
         uint32_t have = logits_row_top(self->work, n, (uint32_t)p->top_k, self->entries);
         logits_row_cut(self->work, self->mass, n, self->entries[have - 1]);
     } else if (p->top_k > 0 && (uint32_t)p->top_k < n) {
@@ -263,21 +271,23 @@ static uint32_t draw_token(sampler_t *self, const request_t *r, double *total)
     return token;
 }
 
-/* log-softmax of values x, with maximum max and sum of exp(x - max): the drawn token's and the
- * k largest. */
-static void fill_logprobs(sampler_t *self, const float *x, float max, double sum, int32_t k,
+/* log-softmax of values x, with maximum max and sum of exp(x - max): of out->token and of the k
+ * largest. */
+static void fill_logprobs(sampler_t *self, const float *x, float max, double sum, uint32_t k,
                           sample_t *out)
 {
     double base = (double)max + log(sum);
+    k = LK_MIN(k, self->vocab_size);
     out->logprob = (float)((double)x[out->token] - base);
     out->rank = 1 + logits_row_count_above(x, self->vocab_size, x[out->token]);
-    out->n_top = 0;
-    if (k > 0) {
-        out->n_top = logits_row_top(x, self->vocab_size, (uint32_t)k, self->entries);
-        for (uint32_t i = 0; i < out->n_top; i++) {
-            out->top_ids[i] = self->entries[i].id;
-            out->top_logprobs[i] = (float)((double)self->entries[i].value - base);
-        }
+    out->n_top = k;
+    out->top_ids = self->top_ids;
+    out->top_logprobs = self->top_logprobs;
+    uint32_t have = k > 0 ? logits_row_top(x, self->vocab_size, k, self->entries) : 0;
+    for (uint32_t i = 0; i < k; i++) {
+        bool there = i < have;
+        self->top_ids[i] = there ? self->entries[i].id : SAMPLER_NO_TOKEN;
+        self->top_logprobs[i] = there ? (float)((double)self->entries[i].value - base) : -INFINITY;
     }
 }
 
@@ -309,49 +319,108 @@ static const float *adjust_row(sampler_t *self, const request_t *r, const float 
     return self->work;
 }
 
+/* Maximum of the model's row, and of the one to choose from (penalties, rules and bans applied),
+ * which is returned. NULL: an error. */
+static const float *open_row(sampler_t *self, const request_t *r, const float *logits,
+                             const uint32_t *banned, size_t n_banned, float *raw_max, float *max,
+                             lk_error_t *err)
+{
+    bool bad;
+    *max = *raw_max = logits_row_max(logits, self->vocab_size, &bad);
+    if (bad || *raw_max == INFINITY) {
+        lk_error_set(err, LK_ERR_INTERNAL, "the logits of output token %u hold %s",
+                     request_n_output(r), bad ? "a NaN" : "an infinity");
+        return NULL;
+    }
+    const float *row =
+        *raw_max == -INFINITY ? logits : adjust_row(self, r, logits, banned, n_banned, max);
+    if (*max == INFINITY) {
+        lk_error_set(err, LK_ERR_INTERNAL, "penalties overflow at output token %u",
+                     request_n_output(r));
+        return NULL;
+    }
+    if (*max == -INFINITY) {
+        lk_error_set(err, LK_ERR_INTERNAL, "no token is left to choose from at output %u",
+                     request_n_output(r));
+        return NULL;
+    }
+    return row;
+}
+
+/* Work and mass become the distribution that is drawn from; row is in work. */
+static void soften_row(sampler_t *self, const sampling_params_t *p, float max)
+{
+    logits_row_soften(self->work, self->mass, self->vocab_size, max, p->temperature);
+    apply_filters(self, p);
+}
+
+/* Processed logprobs of out->token and the k most likely; total: the sum of mass. */
+static void fill_processed(sampler_t *self, double total, uint32_t k, sample_t *out)
+{
+    for (uint32_t i = 0; i < self->vocab_size; i++) {
+        self->work[i] = self->mass[i] > 0.0f ? self->work[i] : -INFINITY;
+    }
+    fill_logprobs(self, self->work, 0.0f, total, k, out);
+}
+
 lk_status_t sampler_sample(sampler_t *self, const request_t *r, const float *logits,
                            const uint32_t *banned, size_t n_banned, sample_t *out, lk_error_t *err)
 {
     const sampling_params_t *p = &r->sampling;
-    bool bad;
-    float raw_max = logits_row_max(logits, self->vocab_size, &bad);
-    if (bad || raw_max == INFINITY) {
-        return lk_error_set(err, LK_ERR_INTERNAL, "the logits of output token %u hold %s",
-                            request_n_output(r), bad ? "a NaN" : "an infinity");
-    }
-    float max = raw_max;
-    const float *row =
-        raw_max == -INFINITY ? logits : adjust_row(self, r, logits, banned, n_banned, &max);
-    if (max == INFINITY) {
-        return lk_error_set(err, LK_ERR_INTERNAL, "penalties overflow at output token %u",
-                            request_n_output(r));
-    }
-    if (max == -INFINITY) {
-        return lk_error_set(err, LK_ERR_INTERNAL, "no token is left to choose from at output %u",
-                            request_n_output(r));
+    float raw_max, max;
+    const float *row = open_row(self, r, logits, banned, n_banned, &raw_max, &max, err);
+    if (row == NULL) {
+        return LK_ERR_INTERNAL;
     }
     bool want = p->logprobs >= 0, raw = !self->processed;
+    uint32_t n = self->vocab_size, k = want ? (uint32_t)p->logprobs : 0;
     if (p->temperature == 0.0f) {
-        out->token = logits_row_find(row, self->vocab_size, max);
+        out->token = logits_row_find(row, n, max);
         if (want && !raw) {
-            fill_logprobs(self, row, max, logits_row_exp_sum(row, self->vocab_size, max),
-                          p->logprobs, out);
+            fill_logprobs(self, row, max, logits_row_exp_sum(row, n, max), k, out);
         }
     } else {
-        logits_row_soften(self->work, self->mass, self->vocab_size, max, p->temperature);
-        apply_filters(self, p);
         double total;
+        soften_row(self, p, max);
         out->token = draw_token(self, r, &total);
         if (want && !raw) {
-            for (uint32_t i = 0; i < self->vocab_size; i++) {
-                self->work[i] = self->mass[i] > 0.0f ? self->work[i] : -INFINITY;
-            }
-            fill_logprobs(self, self->work, 0.0f, total, p->logprobs, out);
+            fill_processed(self, total, k, out);
         }
     }
     if (want && raw) {
-        fill_logprobs(self, logits, raw_max, logits_row_exp_sum(logits, self->vocab_size, raw_max),
-                      p->logprobs, out);
+        fill_logprobs(self, logits, raw_max, logits_row_exp_sum(logits, n, raw_max), k, out);
+    }
+    return LK_OK;
+}
+
+lk_status_t sampler_score(sampler_t *self, const request_t *r, uint32_t index, const float *logits,
+                          uint32_t k, sample_t *out, lk_error_t *err)
+{
+    CHECK(index >= 1 && index < r->n_prompt && r->tokens[index] < self->vocab_size);
+    request_t view = *r; /* as if the prompt ended before it */
+    view.n_prompt = view.n_tokens = index;
+    const uint32_t n = self->vocab_size;
+    float raw_max, max;
+    out->token = r->tokens[index];
+    if (!self->processed) {
+        bool bad;
+        raw_max = logits_row_max(logits, n, &bad);
+        if (bad || !isfinite(raw_max)) {
+            return lk_error_set(err, LK_ERR_INTERNAL, "the logits before prompt token %u hold %s",
+                                index, bad ? "a NaN" : "infinities");
+        }
+        fill_logprobs(self, logits, raw_max, logits_row_exp_sum(logits, n, raw_max), k, out);
+        return LK_OK;
+    }
+    const float *row = open_row(self, &view, logits, NULL, 0, &raw_max, &max, err);
+    if (row == NULL) {
+        return LK_ERR_INTERNAL;
+    }
+    if (r->sampling.temperature == 0.0f) {
+        fill_logprobs(self, row, max, logits_row_exp_sum(row, n, max), k, out);
+    } else {
+        soften_row(self, &r->sampling, max);
+        fill_processed(self, logits_row_sum(self->mass, n, self->partial), k, out);
     }
     return LK_OK;
 }

@@ -28,11 +28,15 @@ void sampler_destroy(sampler_t **self_p);
 typedef struct {
     uint32_t token;
     float logprob;
-    uint32_t rank; /* 1 + number of tokens strictly more likely */
-    uint32_t n_top;
-    uint32_t top_ids[SAMPLING_MAX_LOGPROBS];
-    float top_logprobs[SAMPLING_MAX_LOGPROBS];
+    uint32_t rank;           /* 1 + number of tokens strictly more likely */
+    uint32_t n_top;          /* least of what was asked for and vocab_size */
+    const uint32_t *top_ids; /* the sampler's own; until its next call */
+    const float *top_logprobs;
 } sample_t;
+
+/* A top entry without a token: processed logprobs have only those that are left to draw from. Its
+ * logprob is -inf. */
+#define SAMPLER_NO_TOKEN UINT32_MAX
 
 /* logits: [vocab_size], not changed. banned: ids that must not be drawn (others than the
  * vocabulary's are ignored). logprob, rank and top are filled when r->sampling.logprobs >= 0.
@@ -41,7 +45,13 @@ typedef struct {
 LK_MUST_USE lk_status_t sampler_sample(sampler_t *self, const request_t *r, const float *logits,
                                        const uint32_t *banned, size_t n_banned, sample_t *out,
                                        lk_error_t *err);
-/* log-softmax of one entry, and its rank; for prompt logprobs. */
+/* The logprob of r's token `index`, given the logits of the position before it; rank and the k most
+ * likely as above. Processed ones are what it would have been drawn from, had the prompt ended
+ * before it (without min_tokens). index is at least 1 and in r's prompt. Errors as above. */
+LK_MUST_USE lk_status_t sampler_score(sampler_t *self, const request_t *r, uint32_t index,
+                                      const float *logits, uint32_t k, sample_t *out,
+                                      lk_error_t *err);
+/* log-softmax of one entry, and its rank. */
 void sampler_logprob(sampler_t *self, const float *logits, uint32_t token, float *logprob,
                      uint32_t *rank);
 

@@ -199,7 +199,7 @@ static uint32_t walk_prefix(const kv_cache_t *self, const request_t *r, uint64_t
                             uint32_t *table, uint32_t *n_free_out)
 {
     uint32_t n = 0, n_free = 0;
-    if (self->caching && r->n_tokens > 0) {
+    if (self->caching && r->n_tokens > 0 && !request_scores_prompt(r)) {
         uint32_t limit = (r->n_tokens - 1) / self->block_size; /* a token is left to compute */
         uint64_t parent = 0;
         for (; n < limit; n++) {
@@ -262,7 +262,7 @@ bool kv_cache_match(kv_cache_t *self, request_t *r, uint64_t epoch)
     if (r->n_computed > 0) {
         CHECK(request_append_kv_span(r, 0, r->n_computed, epoch));
     }
-    if (self->caching) {
+    if (self->caching && !request_scores_prompt(r)) {
         self->stats.queries += r->n_tokens;
         self->stats.hits += r->n_computed;
     }

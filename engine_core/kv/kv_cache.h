@@ -21,9 +21,9 @@ kv_cache_t *kv_cache_new(uint32_t num_blocks, uint32_t block_size, bool enable_p
 void kv_cache_destroy(kv_cache_t **self_p);
 
 /* Longest cached prefix of r's tokens under `epoch` (whole blocks; at least one token is always
- * left to compute). Takes references and fills r->blocks, n_blocks, n_computed, kv_spans. r has no
- * blocks. Allocates r's block table for all it can ever hold; false, and nothing changed, if out of
- * memory. */
+ * left to compute; none of a request that scores its prompt). Takes references and fills r->blocks,
+ * n_blocks, n_computed, kv_spans. r has no blocks. Allocates r's block table for all it can ever
+ * hold; false, and nothing changed, if out of memory. */
 LK_MUST_USE bool kv_cache_match(kv_cache_t *self, request_t *r, uint64_t epoch);
 /* How many tokens kv_cache_match would find, without taking them. */
 uint32_t kv_cache_peek(const kv_cache_t *self, const request_t *r, uint64_t epoch);

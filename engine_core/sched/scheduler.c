@@ -97,8 +97,12 @@ scheduler_t *scheduler_new(const scheduler_config_t *config, kv_cache_t *kv, sch
     self->seqs = calloc(config->max_num_seqs, sizeof *self->seqs);
     self->entries = calloc(config->max_num_seqs, sizeof *self->entries);
     self->sampler = sampler_new(config->vocab_size, config->processed_logprobs);
+    self->prompt_top_room = LK_MAX(config->vocab_size, SCHED_PROMPT_ENTRIES);
+    self->prompt_top_ids = malloc(self->prompt_top_room * sizeof *self->prompt_top_ids);
+    self->prompt_top_logprobs = malloc(self->prompt_top_room * sizeof *self->prompt_top_logprobs);
     if (self->buckets == NULL || self->seqs == NULL || self->entries == NULL ||
-        self->sampler == NULL) {
+        self->sampler == NULL || self->prompt_top_ids == NULL ||
+        self->prompt_top_logprobs == NULL) {
         scheduler_destroy(&self);
         return NULL;
     }
@@ -135,6 +139,8 @@ void scheduler_destroy(scheduler_t **self_p)
     free(self->buckets);
     free(self->seqs);
     free(self->entries);
+    free(self->prompt_top_ids);
+    free(self->prompt_top_logprobs);
     free(self);
     *self_p = NULL;
 }
@@ -172,11 +178,27 @@ static lk_status_t check_size(const scheduler_t *self, const request_t *r, lk_er
     return LK_OK;
 }
 
+static lk_status_t check_logprobs(const scheduler_t *self, const sampling_params_t *p,
+                                  lk_error_t *err)
+{
+    int64_t most = self->config.vocab_size;
+    if (p->logprobs > most) {
+        return lk_error_set(err, LK_ERR_INVALID, "logprobs must be at most %u, is %d",
+                            self->config.vocab_size, p->logprobs);
+    }
+    if (p->prompt_logprobs > most + 1) {
+        return lk_error_set(err, LK_ERR_INVALID, "prompt_logprobs must be at most %u, is %u",
+                            self->config.vocab_size, p->prompt_logprobs - 1);
+    }
+    return LK_OK;
+}
+
 lk_status_t scheduler_add(scheduler_t *self, request_t *r, lk_error_t *err)
 {
     CHECK(r->n_blocks == 0 && r->n_tokens == r->n_prompt && r->status == REQUEST_WAITING);
     LK_RETURN_IF_ERROR(check_size(self, r, err));
     LK_RETURN_IF_ERROR(sampling_params_check(&r->sampling, err));
+    LK_RETURN_IF_ERROR(check_logprobs(self, &r->sampling, err));
     if (index_find(self, r->client, r->handle) != NULL) {
         return lk_error_set(err, LK_ERR_STATE, "handle %llu of front end %llu is in use",
                             (unsigned long long)r->handle, (unsigned long long)r->client);

@@ -28,8 +28,10 @@ typedef struct {
     uint32_t vocab_size;
     uint32_t eos_token_ids[MODEL_MAX_EOS];
     uint32_t n_eos;
-    uint32_t max_waiting;    /* queue limit; add beyond it is LK_ERR_UNAVAILABLE */
-    bool processed_logprobs; /* --logprobs-mode processed_logprobs (sampler.h) */
+    uint32_t max_waiting;     /* queue limit; add beyond it is LK_ERR_UNAVAILABLE */
+    bool processed_logprobs;  /* --logprobs-mode processed_logprobs (sampler.h) */
+    uint32_t max_prompt_rows; /* rows of logits for prompt logprobs in one step, beside one per
+                                 request; 0: max_num_batched_tokens */
 } scheduler_config_t;
 
 /* What one request got from a step (or at its end). Borrowed for the callback. */
@@ -42,10 +44,18 @@ typedef struct {
                                 * tokens itself gives 1: the token) */
     const uint32_t *top_ids;   /* [n, n_top] */
     const float *top_logprobs; /* [n, n_top] */
-    uint64_t epoch;            /* weights that made the n tokens */
-    bool kv_snapshot;          /* request->kv_spans is to be sent (see request.h) */
-    finish_reason_t finish;    /* FINISH_NONE while it goes on */
-    const char *error;         /* with FINISH_ERROR */
+    /* Prompt logprobs: of prompt tokens [prompt_first, prompt_first + n_prompt), in outputs of
+     * their own (n is 0) before the first token. */
+    uint32_t prompt_first, n_prompt;
+    const float *prompt_logprobs; /* [n_prompt] */
+    const uint32_t *prompt_ranks;
+    uint32_t n_prompt_top;
+    const uint32_t *prompt_top_ids; /* [n_prompt, n_prompt_top] */
+    const float *prompt_top_logprobs;
+    uint64_t epoch;         /* weights that made the n tokens */
+    bool kv_snapshot;       /* request->kv_spans is to be sent (see request.h) */
+    finish_reason_t finish; /* FINISH_NONE while it goes on */
+    const char *error;      /* with FINISH_ERROR */
 } sched_output_t;
 typedef void (*sched_output_fn)(void *ctx, const sched_output_t *output);
 
@@ -69,10 +79,11 @@ size_t scheduler_drop_client(scheduler_t *self, uint64_t client);
 
 /* Picks the next batch. admit false: no request that never ran is taken in (preempted ones come
  * back, or a drain would not end). The batch may be empty: then nothing is posted here and update
- * must not be called. epoch: weights of this step. Valid until update or cancel_step. May emit one
- * output: a request that, alone, outgrows the pool ends with FINISH_ERROR. */
-const exec_batch_t *scheduler_schedule(scheduler_t *self, bool admit, uint64_t epoch,
-                                       uint64_t step);
+ * must not be called. epoch: weights of this step; now_ns: when it is. Valid until update or
+ * cancel_step. May emit one output: a request that, alone, outgrows the pool ends with
+ * FINISH_ERROR. */
+const exec_batch_t *scheduler_schedule(scheduler_t *self, bool admit, uint64_t epoch, uint64_t step,
+                                       uint64_t now_ns);
 /* Applies a step's result: KV bookkeeping, sampling, stop conditions; emits outputs. */
 void scheduler_update(scheduler_t *self, const exec_result_t *result);
 /* The step failed or was aborted: nothing of it counts. */

@@ -6,6 +6,9 @@
 #include "engine_core/exec/sampler.h"
 #include "engine_core/sched/scheduler.h"
 
+#define SCHED_PROMPT_ROWS    512        /* prompt tokens in one output, at most */
+#define SCHED_PROMPT_ENTRIES (1u << 14) /* and their top entries; but one token's at least */
+
 typedef struct {
     request_t *head, *tail;
     size_t n;
@@ -32,10 +35,18 @@ struct scheduler {
     uint64_t next_seq, n_preemptions;
 
     bool posted;
-    uint64_t epoch; /* of the posted step */
+    uint64_t epoch, now_ns;    /* of the posted step */
+    uint32_t prompt_rows_left; /* while it is put together */
     exec_batch_t batch;
     exec_seq_t *seqs;       /* [max_num_seqs] */
     batch_entry_t *entries; /* [max_num_seqs] */
+
+    /* scratch for one output of prompt logprobs */
+    float prompt_logprobs[SCHED_PROMPT_ROWS];
+    uint32_t prompt_ranks[SCHED_PROMPT_ROWS];
+    uint32_t *prompt_top_ids; /* [prompt_top_room], which is at least vocab_size */
+    float *prompt_top_logprobs;
+    uint32_t prompt_top_room;
 };
 
 /* In order; from the end: new arrivals and new admissions mostly belong there. */

@@ -1,7 +1,9 @@
 /* scheduler_step.c: picks the next batch, and applies what came of it. */
 #include "engine_core/sched/scheduler_internal.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 /* ---- picking a batch ---- */
 
@@ -16,6 +18,17 @@ static void preempt(scheduler_t *self, request_t *r)
     sched_list_insert_front(&self->waiting, r);
 }
 
+/* How many positions of r this step computes; 0: none, for want of rows of logits. */
+static uint32_t chunk_of(scheduler_t *self, const request_t *r, uint32_t budget)
+{
+    uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
+    if (request_scores_prompt(r)) {
+        n = LK_MIN(n, self->prompt_rows_left);
+        self->prompt_rows_left -= n;
+    }
+    return n;
+}
+
 static void batch_add(scheduler_t *self, request_t *r, uint32_t n)
 {
     size_t slot = self->batch.n_seqs++;
@@ -26,7 +39,9 @@ static void batch_add(scheduler_t *self, request_t *r, uint32_t n)
                                     .start = r->n_computed,
                                     .n = n,
                                     .blocks = r->blocks,
-                                    .n_logits = last ? 1 : 0};
+                                    .n_logits = request_scores_prompt(r) ? n
+                                                : last                   ? 1
+                                                                         : 0};
     r->batch_slot = (int32_t)slot;
 }
 
@@ -62,12 +77,14 @@ static bool make_room(scheduler_t *self, request_t *r, uint32_t n_positions)
 static uint32_t schedule_running(scheduler_t *self, uint32_t budget)
 {
     for (request_t *r = self->running.head, *next; r != NULL && budget > 0; r = next) {
-        uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
+        uint32_t n = chunk_of(self, r, budget);
         if (!make_room(self, r, r->n_computed + n)) {
             break; /* r was the last one */
         }
-        batch_add(self, r, n);
-        budget -= n;
+        if (n > 0) {
+            batch_add(self, r, n);
+            budget -= n;
+        }
         next = r->next; /* only now: the ones behind r may have been preempted */
     }
     return budget;
@@ -85,6 +102,7 @@ static bool admit_request(scheduler_t *self, request_t *r, uint64_t epoch)
     r->kv_snapshot_due = true;
     if (!r->started) {
         r->started = true;
+        r->scheduled_ns = self->now_ns;
         r->n_cached = r->n_computed;
         self->n_started++;
     }
@@ -102,20 +120,26 @@ static void schedule_waiting(scheduler_t *self, bool admit, uint64_t epoch, uint
             finish_too_large(self, r); /* it filled the pool, and was preempted before it failed */
             continue;
         }
-        if (self->running.n >= self->config.max_num_seqs || !admit_request(self, r, epoch)) {
+        if (self->running.n >= self->config.max_num_seqs ||
+            (request_scores_prompt(r) && self->prompt_rows_left == 0) ||
+            !admit_request(self, r, epoch)) {
             break; /* nobody overtakes it */
         }
-        uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
+        uint32_t n = chunk_of(self, r, budget);
         batch_add(self, r, n);
         budget -= n;
     }
 }
 
-const exec_batch_t *scheduler_schedule(scheduler_t *self, bool admit, uint64_t epoch, uint64_t step)
+const exec_batch_t *scheduler_schedule(scheduler_t *self, bool admit, uint64_t epoch, uint64_t step,
+                                       uint64_t now_ns)
 {
     CHECK(!self->posted);
     self->batch = (exec_batch_t){.seqs = self->seqs, .n_seqs = 0, .step = step};
     self->epoch = epoch;
+    self->now_ns = now_ns;
+    self->prompt_rows_left = self->config.max_prompt_rows > 0 ? self->config.max_prompt_rows
+                                                              : self->config.max_num_batched_tokens;
     uint64_t preemptions = self->n_preemptions;
     uint32_t budget = schedule_running(self, self->config.max_num_batched_tokens);
     /* What was just preempted would come straight back and be thrown out again. */
@@ -153,13 +177,68 @@ static bool pick_token(scheduler_t *self, const request_t *r, const exec_result_
         return sampler_sample(self->sampler, r, result->logits + row * self->config.vocab_size,
                               banned, n_banned, out, err) == LK_OK;
     }
-    out->token = result->tokens[row];
-    out->logprob = result->logprobs[row];
-    out->rank = 1;
-    out->n_top = r->sampling.logprobs > 0 ? 1 : 0;
-    out->top_ids[0] = out->token;
-    out->top_logprobs[0] = out->logprob;
+    *out = (sample_t){.token = result->tokens[row],
+                      .logprob = result->logprobs[row],
+                      .rank = 1,
+                      .n_top = r->sampling.logprobs > 0 ? 1 : 0,
+                      .top_ids = &result->tokens[row],
+                      .top_logprobs = &result->logprobs[row]};
     CHECK(out->token < self->config.vocab_size);
+    return true;
+}
+
+/* The logprob of prompt token `index`. An executor that picks tokens itself knows of no other one.
+ */
+static bool score_token(scheduler_t *self, const request_t *r, uint32_t index,
+                        const exec_result_t *result, size_t row, sample_t *out, lk_error_t *err)
+{
+    uint32_t k = r->sampling.prompt_logprobs - 1;
+    if (result->logits != NULL) {
+        return sampler_score(self->sampler, r, index,
+                             result->logits + row * self->config.vocab_size, k, out, err) == LK_OK;
+    }
+    bool same = result->tokens[row] == r->tokens[index];
+    *out = (sample_t){.token = r->tokens[index],
+                      .logprob = same ? result->logprobs[row] : -INFINITY,
+                      .rank = same ? 1 : 2,
+                      .n_top = k > 0 ? 1 : 0,
+                      .top_ids = &result->tokens[row],
+                      .top_logprobs = &result->logprobs[row]};
+    return true;
+}
+
+/* Gives out the logprobs of prompt tokens [start + 1, end], as far as there are any; row: of
+ * position start. False: r has ended. */
+static bool score_prompt(scheduler_t *self, request_t *r, uint32_t start, uint32_t end,
+                         const exec_result_t *result, size_t row)
+{
+    sched_output_t out = {.request = r, .prompt_first = start + 1, .epoch = self->epoch};
+    for (uint32_t i = start + 1; i < end + 1 && i < r->n_prompt; i++, row++) {
+        sample_t sample;
+        lk_error_t err;
+        if (!score_token(self, r, i, result, row, &sample, &err)) {
+            sched_finish_now(self, r, FINISH_ERROR, err.text);
+            return false;
+        }
+        uint32_t at = out.n_prompt++, k = out.n_prompt_top = sample.n_top;
+        self->prompt_logprobs[at] = sample.logprob;
+        self->prompt_ranks[at] = sample.rank;
+        if (k > 0) {
+            memcpy(self->prompt_top_ids + at * k, sample.top_ids, k * sizeof(uint32_t));
+            memcpy(self->prompt_top_logprobs + at * k, sample.top_logprobs, k * sizeof(float));
+        }
+        bool full = at + 1 == SCHED_PROMPT_ROWS || (at + 2) * k > self->prompt_top_room;
+        if (full || i == end || i + 1 == r->n_prompt) {
+            out.prompt_logprobs = self->prompt_logprobs;
+            out.prompt_ranks = self->prompt_ranks;
+            out.prompt_top_ids = self->prompt_top_ids;
+            out.prompt_top_logprobs = self->prompt_top_logprobs;
+            self->output(self->output_ctx, &out);
+            out.prompt_first = i + 1;
+            out.n_prompt = 0;
+        }
+    }
+    r->prompt_scored = end >= r->n_prompt;
     return true;
 }
 
@@ -219,9 +298,9 @@ static void append_token(scheduler_t *self, request_t *r, const sample_t *sample
     }
 }
 
-/* One live row of the step; row: of the result, if it has one. */
+/* One live sequence of the step; row: its first one in the result, of n_rows. */
 static void apply(scheduler_t *self, const batch_entry_t *entry, const exec_result_t *result,
-                  size_t row)
+                  size_t row, size_t n_rows)
 {
     request_t *r = entry->r;
     if (!kv_cache_computed(self->kv, r, entry->start, entry->start + entry->n, self->epoch)) {
@@ -229,12 +308,16 @@ static void apply(scheduler_t *self, const batch_entry_t *entry, const exec_resu
                          "the weights changed too often during this request");
         return;
     }
+    if (request_scores_prompt(r) &&
+        !score_prompt(self, r, entry->start, entry->start + entry->n, result, row)) {
+        return;
+    }
     if (r->n_computed < r->n_tokens) {
         return; /* a prefill chunk */
     }
     sample_t sample;
     lk_error_t err;
-    if (!pick_token(self, r, result, row, &sample, &err)) {
+    if (!pick_token(self, r, result, row + n_rows - 1, &sample, &err)) {
         sched_finish_now(self, r, FINISH_ERROR, err.text);
         return;
     }
@@ -254,7 +337,7 @@ void scheduler_update(scheduler_t *self, const exec_result_t *result)
             sched_destroy_request(self, entry->r);
         } else {
             CHECK(row + rows <= result->rows);
-            apply(self, entry, result, row);
+            apply(self, entry, result, row, rows);
         }
         row += rows;
     }

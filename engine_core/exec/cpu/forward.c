@@ -87,7 +87,7 @@ static void list_kv(void *arg, arena_t *a)
 static void list_logits(void *arg, arena_t *a)
 {
     forward_t *f = arg;
-    f->logits = arena_take(a, (size_t)f->max_tokens * f->model->config.vocab_size, sizeof(float));
+    f->logits = arena_take(a, (size_t)f->max_rows * f->model->config.vocab_size, sizeof(float));
 }
 
 lk_status_t forward_new(const forward_options_t *o, forward_t **out, lk_error_t *err)
@@ -104,6 +104,8 @@ lk_status_t forward_new(const forward_options_t *o, forward_t **out, lk_error_t 
     f->threads = config->threads;
     f->max_seqs = config->max_seqs;
     f->max_tokens = config->max_tokens;
+    f->max_rows =
+        config->max_rows > 0 ? LK_MIN(config->max_rows, config->max_tokens) : config->max_tokens;
     f->num_blocks = config->num_blocks;
     f->block_size = config->block_size;
     f->slots = padded_slots(config->block_size);
@@ -170,14 +172,19 @@ lk_status_t forward_begin(forward_t *f, const exec_batch_t *batch, lk_error_t *e
         return lk_error_set(err, LK_ERR_INVALID, "batch of %zu sequences exceeds %u", batch->n_seqs,
                             f->max_seqs);
     }
-    uint64_t tokens = 0;
+    uint64_t tokens = 0, rows = 0;
     for (size_t i = 0; i < batch->n_seqs; i++) {
         LK_RETURN_IF_ERROR(check_seq(f, i, &batch->seqs[i], err));
         tokens += batch->seqs[i].n;
+        rows += batch->seqs[i].n_logits;
     }
     if (tokens > f->max_tokens) {
         return lk_error_set(err, LK_ERR_INVALID, "batch of %llu tokens exceeds %u",
                             (unsigned long long)tokens, f->max_tokens);
+    }
+    if (rows > f->max_rows) {
+        return lk_error_set(err, LK_ERR_INVALID, "batch of %llu rows of logits exceeds %u",
+                            (unsigned long long)rows, f->max_rows);
     }
     f->seqs = batch->seqs;
     f->n_seqs = (uint32_t)batch->n_seqs;

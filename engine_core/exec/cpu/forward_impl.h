@@ -24,12 +24,12 @@ struct forward {
     team_t *team;
     compute_t compute;
     uint32_t threads;
-    uint32_t max_seqs, max_tokens, num_blocks, block_size, slots, max_positions;
+    uint32_t max_seqs, max_tokens, max_rows, num_blocks, block_size, slots, max_positions;
     size_t ld_scores, head_bytes, block_bytes; /* of K or V of one head; of one layer's block */
     arena_t arena, kv_arena, logits_arena;
 
     uint8_t *kv;
-    float *logits; /* [max_tokens, vocab] */
+    float *logits; /* [max_rows, vocab] */
 
     /* the step's batch */
     const exec_seq_t *seqs;

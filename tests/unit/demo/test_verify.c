@@ -74,7 +74,7 @@ static void push_set(executor_t *executor, const demo_weights_t *weights, uint64
 static void step(executor_t *executor, scheduler_t *sched, uint64_t epoch, uint64_t n)
 {
     lk_error_t err = LK_ERROR_INIT;
-    const exec_batch_t *batch = scheduler_schedule(sched, true, epoch, n);
+    const exec_batch_t *batch = scheduler_schedule(sched, true, epoch, n, 0);
     if (batch->n_seqs == 0) {
         return;
     }

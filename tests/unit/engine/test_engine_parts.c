@@ -98,7 +98,7 @@ START_TEST(test_outbox)
     ck_assert(outbox_is_empty(box));
     outbox_flush(box, 0, 0, count, &sink);
     ck_assert_uint_eq(sink.messages, 0);
-    outbox_add(box, &out, &labels, LK_OK);
+    outbox_add(box, &out, &labels, LK_OK, 0);
     outbox_refuse(box, 1, 100, LK_ERR_INVALID, "no");
     outbox_refuse(box, 2, 1000, LK_ERR_INVALID, "no");
     outbox_drop(box, 2);
@@ -113,7 +113,7 @@ START_TEST(test_outbox)
     sink = (sink_t){0};
     for (uint64_t i = 0; i < 10000; i++) {
         outbox_refuse(box, 0, i, LK_ERR_UNAVAILABLE, "a text that makes the buffer grow and move");
-        outbox_add(box, &out, &labels, LK_OK);
+        outbox_add(box, &out, &labels, LK_OK, 0);
     }
     outbox_flush(box, 0, 0, count, &sink);
     ck_assert_uint_eq(sink.outputs, 20000);

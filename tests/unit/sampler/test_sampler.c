@@ -475,7 +475,10 @@ START_TEST(processed_logprobs_cover_what_is_left)
     lk_error_t err;
     ck_ok(sampler_sample(sampler, r, logits, banned, 2, &got, &err));
     double total = exp(1.5) + exp(1.0) + exp(0.5);
-    ck_assert_uint_eq(got.n_top, 3);
+    ck_assert_uint_eq(got.n_top, 6); /* as asked, whatever is left */
+    for (int i = 3; i < 6; i++) {
+        ck_assert(got.top_ids[i] == SAMPLER_NO_TOKEN && got.top_logprobs[i] == -INFINITY);
+    }
     const uint32_t ids[3] = {1, 2, 0};
     for (int i = 0; i < 3; i++) {
         ck_assert_uint_eq(got.top_ids[i], ids[i]);
@@ -486,10 +489,120 @@ START_TEST(processed_logprobs_cover_what_is_left)
     r->sampling.temperature = 0.0f;
     ck_ok(sampler_sample(sampler, r, logits, banned, 2, &got, &err));
     ck_assert_uint_eq(got.token, 1);
-    ck_assert_uint_eq(got.n_top, 5);
+    ck_assert_uint_eq(got.n_top, 6);
+    ck_assert(got.top_ids[4] == 4 && got.top_ids[5] == SAMPLER_NO_TOKEN);
     ck_assert_uint_eq(got.rank, 1);
     sampler_destroy(&sampler);
     request_destroy(&r);
+}
+END_TEST
+
+/* All of a vocabulary, in order, summing to 1. */
+START_TEST(logprobs_of_the_whole_vocabulary)
+{
+    enum { VOCAB = 5000 };
+    static float logits[VOCAB];
+    lk_prng_t prng;
+    lk_prng_seed(&prng, test_seed("whole vocabulary"));
+    for (int i = 0; i < VOCAB; i++) {
+        logits[i] = 3.0f * (float)lk_prng_normal(&prng);
+    }
+    sampling_params_t p = greedy();
+    p.temperature = 1.0f;
+    p.logprobs = VOCAB + 7;
+    uint32_t history = 0;
+    request_t *r = make_request(&p, &history, 1, 0);
+    sampler_t *sampler = sampler_new(VOCAB, false);
+    sample_t got;
+    lk_error_t err;
+    ck_ok(sampler_sample(sampler, r, logits, NULL, 0, &got, &err));
+    ck_assert_uint_eq(got.n_top, VOCAB);
+    double sum = 0.0;
+    for (int i = 0; i < VOCAB; i++) {
+        sum += exp((double)got.top_logprobs[i]);
+        float logprob;
+        uint32_t rank;
+        ck_assert(i == 0 || got.top_logprobs[i] <= got.top_logprobs[i - 1]);
+        if (i % 97 == 0) {
+            uint32_t id = got.top_ids[i];
+            float given = got.top_logprobs[i];
+            sampler_logprob(sampler, logits, id, &logprob, &rank);
+            ck_assert(logprob == given && rank == (uint32_t)i + 1);
+        }
+    }
+    ck_assert_double_eq_tol(sum, 1.0, 1e-4);
+    sampler_destroy(&sampler);
+    request_destroy(&r);
+}
+END_TEST
+
+/* Prompt tokens against the plain reference: raw, and what they would have been drawn from. */
+START_TEST(prompt_logprobs_agree_with_the_reference)
+{
+    enum { VOCAB = 50, LEN = 12 };
+    lk_prng_t prng;
+    lk_prng_seed(&prng, test_seed("prompt logprobs"));
+    sampler_t *raw = sampler_new(VOCAB, false), *processed = sampler_new(VOCAB, true);
+    int left_out = 0, close = 0;
+    for (int round = 0; round < 1000; round++) {
+        float logits[VOCAB];
+        uint32_t prompt[LEN];
+        for (int i = 0; i < VOCAB; i++) {
+            logits[i] = 2.0f * (float)lk_prng_normal(&prng);
+        }
+        for (int i = 0; i < LEN; i++) {
+            prompt[i] = (uint32_t)lk_prng_below(&prng, VOCAB);
+        }
+        sampling_params_t p = random_params(&prng, VOCAB);
+        p.prompt_logprobs = 4;
+        request_t *r = make_request(&p, prompt, LEN, 0);
+        uint32_t index = 1 + (uint32_t)lk_prng_below(&prng, LEN - 1), token = prompt[index];
+        sample_t got;
+        lk_error_t err;
+        float logprob;
+        uint32_t rank;
+        ck_ok(sampler_score(raw, r, index, logits, 3, &got, &err));
+        ck_assert(got.token == token && got.n_top == 3);
+        float best = got.top_logprobs[0];
+        sample_t copy = got;
+        sampler_logprob(raw, logits, token, &logprob, &rank);
+        ck_assert(copy.logprob == logprob && copy.rank == rank && best >= logprob);
+
+        request_t *view = make_request(&p, prompt, index, 0);
+        ref_t e[VOCAB];
+        double margin, total = 0.0, want = -INFINITY;
+        uint32_t n = ref_filter(view, logits, VOCAB, e, &margin);
+        for (uint32_t i = 0; i < n; i++) {
+            total += e[i].p;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            want = e[i].id == token ? log(e[i].p / total) : want;
+        }
+        ck_ok(sampler_score(processed, r, index, logits, 3, &got, &err));
+        close += margin < 1e-5;
+        left_out += want == -INFINITY;
+        if (margin >= 1e-5) {
+            ck_assert_msg(want == (double)got.logprob || fabs(want - (double)got.logprob) < 1e-4,
+                          "round %d: %g, reference %g", round, (double)got.logprob, want);
+            ck_assert_uint_eq(got.top_ids[0], e[0].id);
+            ck_assert(n >= 3 || got.top_ids[2] == SAMPLER_NO_TOKEN);
+        }
+        request_destroy(&view);
+        request_destroy(&r);
+    }
+    ck_assert(left_out > 50 && left_out < 950 && close < 100);
+    float broken[VOCAB] = {[3] = NAN};
+    uint32_t prompt[2] = {1, 2};
+    sampling_params_t p = greedy();
+    request_t *r = make_request(&p, prompt, 2, 0);
+    sample_t got;
+    lk_error_t err;
+    ck_assert_int_eq(sampler_score(raw, r, 1, broken, 0, &got, &err), LK_ERR_INTERNAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "prompt token 1"));
+    ck_assert_int_eq(sampler_score(processed, r, 1, broken, 0, &got, &err), LK_ERR_INTERNAL);
+    request_destroy(&r);
+    sampler_destroy(&raw);
+    sampler_destroy(&processed);
 }
 END_TEST
 
@@ -579,7 +692,7 @@ START_TEST(parameters_out_of_range_are_named)
     p.min_tokens = 65;
     ck_assert_int_eq(sampling_params_check(&p, &err), LK_ERR_INVALID);
     p = greedy();
-    p.logprobs = SAMPLING_MAX_LOGPROBS + 1;
+    p.logprobs = -2;
     ck_assert_int_eq(sampling_params_check(&p, &err), LK_ERR_INVALID);
 }
 END_TEST
@@ -597,6 +710,8 @@ Suite *test_suite(void)
     tcase_add_test(tc, flat_and_wide_rows_are_cut_exactly);
     tcase_add_test(tc, raw_logprobs_are_the_models_own);
     tcase_add_test(tc, processed_logprobs_cover_what_is_left);
+    tcase_add_test(tc, logprobs_of_the_whole_vocabulary);
+    tcase_add_test(tc, prompt_logprobs_agree_with_the_reference);
     tcase_add_test(tc, banned_ids_never_come);
     tcase_add_test(tc, broken_rows_are_refused);
     tcase_add_test(tc, parameters_out_of_range_are_named);

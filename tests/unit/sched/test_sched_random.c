@@ -7,6 +7,7 @@
 /* What happened over all rounds, so that a test that never met its subject fails. */
 typedef struct {
     uint64_t preemptions, hits, mixed, aborted_in_flight, canceled, errors, re_snapshots, tokens;
+    uint64_t scored, rescored;
 } coverage_t;
 
 static uint32_t range(lk_prng_t *prng, uint32_t low, uint32_t high)
@@ -30,6 +31,7 @@ static world_config_t random_world(lk_prng_t *prng, bool null_executor)
                   .max_num_batched_tokens = chance(prng, 50) ? range(prng, 1, 12) : 1000,
                   .max_model_len = range(prng, 8, WORLD_MAX_LEN),
                   .vocab_size = 61,
+                  .max_prompt_rows = chance(prng, 50) ? range(prng, 1, 9) : 0,
                   .max_waiting = 50},
     };
 }
@@ -55,6 +57,9 @@ static sampling_params_t random_sampling(lk_prng_t *prng)
     }
     if (chance(prng, 50)) {
         p.logprobs = (int32_t)range(prng, 0, 5);
+    }
+    if (chance(prng, 30)) {
+        p.prompt_logprobs = 1 + range(prng, 0, chance(prng, 20) ? 61 : 3);
     }
     for (p.n_stop_tokens = 0; p.n_stop_tokens < 3 && chance(prng, 40);) {
         p.stop_tokens[p.n_stop_tokens++] = range(prng, 0, 60);
@@ -194,6 +199,8 @@ static void round_of(lk_prng_t *prng, bool null_executor, coverage_t *cov)
     for (size_t i = 0; i < w->n_clients; i++) {
         cov->mixed += w->clients[i].n_mixed;
         cov->re_snapshots += w->clients[i].n_snapshots > 1;
+        cov->scored += w->clients[i].n_scored;
+        cov->rescored += w->clients[i].n_restarts;
         cov->errors += w->clients[i].finish == FINISH_ERROR;
     }
     world_destroy(&w);
@@ -209,6 +216,8 @@ static void check_coverage(const coverage_t *cov)
     ck_assert_uint_gt(cov->aborted_in_flight, 10);
     ck_assert_uint_gt(cov->canceled, 10);
     ck_assert_uint_gt(cov->errors, 0);
+    ck_assert_uint_gt(cov->scored, 1000);
+    ck_assert_uint_gt(cov->rescored, 0);
 }
 
 START_TEST(every_token_follows_from_the_reported_kv)
@@ -250,6 +259,7 @@ START_TEST(twins_make_the_same_tokens)
         plenty.num_blocks = 4000;
         plenty.caching = false;
         plenty.sched.max_num_batched_tokens = 4000;
+        plenty.sched.max_prompt_rows = 0;
         plenty.sched.max_num_seqs = 32;
         world_t *w[2] = {world_new(&cramped), world_new(&plenty)};
         for (int i = 0; i < 16; i++) {
@@ -269,6 +279,8 @@ START_TEST(twins_make_the_same_tokens)
             ck_assert_uint_eq(a->n_output, b->n_output);
             ck_assert_int_eq(a->finish, b->finish);
             ck_assert_mem_eq(a->tokens, b->tokens, (a->n_prompt + a->n_output) * sizeof(uint32_t));
+            ck_assert_uint_eq(a->n_scored, b->n_scored);
+            ck_assert_mem_eq(a->scores, b->scores, a->n_scored * sizeof(float));
             ck_assert_mem_eq(a->logprobs, b->logprobs, a->n_output * sizeof(float));
         }
         preemptions += scheduler_num_preemptions(w[0]->sched);

@@ -109,14 +109,14 @@ static void run_batch(world_t *self, const exec_batch_t *batch)
     for (size_t i = 0; i < batch->n_seqs; i++) {
         const exec_seq_t *seq = &batch->seqs[i];
         uint64_t chain = 0;
-        for (uint32_t p = 0; p < seq->start + seq->n; p++) {
+        uint32_t end = seq->start + seq->n;
+        for (uint32_t p = 0; p < end; p++) {
             size_t slot = slot_of(self, seq->blocks, p);
             chain = chain_next(chain, self->slot_token[slot], self->slot_epoch[slot]);
-        }
-        if (seq->n_logits > 0) {
-            ck_assert_uint_eq(seq->n_logits, 1);
-            hash_logits(chain, self->epoch, vocab, self->logits + rows * vocab);
-            rows++;
+            if (p >= end - seq->n_logits) {
+                hash_logits(chain, self->epoch, vocab, self->logits + rows * vocab);
+                rows++;
+            }
         }
     }
 }
@@ -221,6 +221,61 @@ static finish_reason_t right_finish(const world_t *self, const client_t *c, uint
     return full ? FINISH_LENGTH : FINISH_NONE;
 }
 
+/* Prompt logprobs, against the logits that the KV in memory gives. */
+static void check_scores(world_t *self, client_t *c, const sched_output_t *out)
+{
+    const request_t *r = out->request;
+    uint32_t vocab = self->config.sched.vocab_size, want_top = c->sampling.prompt_logprobs - 1;
+    ck_assert_uint_gt(c->sampling.prompt_logprobs, 0);
+    ck_assert_uint_eq(c->n_output, 0);
+    ck_assert_uint_eq(r->n_cached, 0);
+    ck_assert_uint_eq(out->n_prompt_top, self->executor != NULL ? want_top > 0 : want_top);
+    ck_assert_uint_le(out->prompt_first + out->n_prompt, c->n_prompt);
+    c->n_restarts += out->prompt_first == 1 && c->n_scored > 1;
+    ck_assert(out->prompt_first == LK_MAX(c->n_scored, 1) || out->prompt_first == 1);
+    for (uint32_t i = out->prompt_first, j = 0; j < out->n_prompt; i++, j++) {
+        static float logits[1024];
+        uint64_t chain = 0;
+        for (uint32_t p = 0; p < i; p++) {
+            size_t slot = slot_of(self, r->blocks, p);
+            CHECK(self->slot_token[slot] == c->tokens[p]);
+            chain = chain_next(chain, self->slot_token[slot], self->slot_epoch[slot]);
+        }
+        if (self->executor != NULL) {
+            uint32_t picked =
+                executor_null_token(&self->model, self->digests[out->epoch], c->tokens, i);
+            CHECK(out->prompt_ranks[j] == (picked == c->tokens[i] ? 1 : 2));
+            CHECK(want_top == 0 || out->prompt_top_ids[j] == picked);
+        } else {
+            float logprob;
+            uint32_t rank;
+            hash_logits(chain, out->epoch, vocab, logits);
+            sampler_logprob(self->oracle, logits, c->tokens[i], &logprob, &rank);
+            CHECK(logprob == out->prompt_logprobs[j] && rank == out->prompt_ranks[j]);
+            for (uint32_t k = 0; k < out->n_prompt_top && i % 8 == 1; k++) {
+                size_t at = j * out->n_prompt_top + k;
+                sampler_logprob(self->oracle, logits, out->prompt_top_ids[at], &logprob, &rank);
+                CHECK(logprob == out->prompt_top_logprobs[at] && rank <= k + 1);
+            }
+        }
+        c->scores[i] = out->prompt_logprobs[j];
+        c->score_epoch[i] = out->epoch;
+    }
+    c->n_scored = out->prompt_first + out->n_prompt;
+}
+
+/* The snapshot tells which weights scored the prompt: token i is scored by the step that computed
+ * the KV of position i - 1. */
+static void check_all_scored(const client_t *c)
+{
+    if (c->sampling.prompt_logprobs > 0 && c->n_prompt > 1 && c->n_output == 0) {
+        ck_assert_uint_eq(c->n_scored, c->n_prompt);
+        for (uint32_t i = 1; i < c->n_prompt; i++) {
+            ck_assert_uint_eq(c->score_epoch[i], c->kv_epoch[i - 1]);
+        }
+    }
+}
+
 static void on_output(void *ctx, const sched_output_t *out)
 {
     world_t *self = ctx;
@@ -233,9 +288,14 @@ static void on_output(void *ctx, const sched_output_t *out)
     ck_assert_int_eq(out->finish, r->finish_reason);
     ck_assert_uint_eq(r->n_tokens, r->n_prompt + out->first + out->n);
     c->n_outputs_seen++;
-    if (out->n == 1) {
+    if (out->n_prompt > 0) {
+        ck_assert_uint_eq(out->n, 0);
+        ck_assert_int_eq(out->finish, FINISH_NONE);
+        check_scores(self, c, out);
+    } else if (out->n == 1) {
         uint32_t token = r->tokens[r->n_tokens - 1];
         rebuild_kv(self, c, out);
+        check_all_scored(c);
         ck_assert_uint_eq(token, right_token(self, c, out));
         c->tokens[c->n_prompt + c->n_output] = token;
         c->logprobs[c->n_output] = out->logprobs != NULL ? out->logprobs[0] : 0.0f;
@@ -262,6 +322,12 @@ static void on_output(void *ctx, const sched_output_t *out)
 
 /* ---- the world ---- */
 
+static uint32_t max_rows(const scheduler_config_t *config)
+{
+    uint32_t rows = config->max_prompt_rows;
+    return config->max_num_seqs + (rows > 0 ? rows : config->max_num_batched_tokens);
+}
+
 world_t *world_new(const world_config_t *config)
 {
     world_t *self = calloc(1, sizeof *self);
@@ -277,7 +343,7 @@ world_t *world_new(const world_config_t *config)
     self->slot_epoch = calloc(slots, sizeof *self->slot_epoch);
     self->slot_token = calloc(slots, sizeof *self->slot_token);
     self->logits =
-        calloc((size_t)config->sched.max_num_seqs * self->config.sched.vocab_size, sizeof(float));
+        calloc((size_t)max_rows(&config->sched) * self->config.sched.vocab_size, sizeof(float));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->caching);
     self->sched = scheduler_new(&self->config.sched, self->kv, on_output, self);
     self->oracle = sampler_new(self->config.sched.vocab_size, false);
@@ -350,12 +416,15 @@ bool world_abort(world_t *self, size_t handle)
 bool world_post(world_t *self, bool admit)
 {
     ck_assert_ptr_null(self->posted);
-    const exec_batch_t *batch = scheduler_schedule(self->sched, admit, self->epoch, self->step++);
-    uint32_t positions = 0;
+    const exec_batch_t *batch =
+        scheduler_schedule(self->sched, admit, self->epoch, self->step++, 0);
+    uint32_t positions = 0, rows = 0;
     for (size_t i = 0; i < batch->n_seqs; i++) {
         positions += batch->seqs[i].n;
+        rows += batch->seqs[i].n_logits;
     }
     ck_assert_uint_le(positions, self->config.sched.max_num_batched_tokens);
+    ck_assert_uint_le(rows, max_rows(&self->config.sched));
     if (batch->n_seqs == 0) {
         return false;
     }

@@ -29,6 +29,9 @@ typedef struct {
     uint32_t n_prompt, n_output, n_outputs_seen, n_snapshots, n_mixed;
     uint32_t tokens[WORLD_MAX_LEN];
     float logprobs[WORLD_MAX_LEN];
+    uint32_t n_scored, n_restarts; /* prompt tokens with a logprob, the first one included */
+    float scores[WORLD_MAX_LEN];   /* of prompt tokens, and the epoch that gave them */
+    uint64_t score_epoch[WORLD_MAX_LEN];
     uint64_t kv_epoch[WORLD_MAX_LEN]; /* rebuilt */
     bool added, silent, ended;        /* silent: dropped, hears nothing any more */
     finish_reason_t finish;
