@@ -19,6 +19,7 @@ lk_status_t choice_init(choice_t *self, const completion_params_t *params,
         .stop_token = -1,
         .stop_string = -1,
     };
+    self->shown = &self->scores;
     lk_buf_init(&self->text, 0);
     if (tokenizer == NULL) {
         return LK_OK;
@@ -48,6 +49,7 @@ void choice_fini(choice_t *self)
     free(self->ranks);
     free(self->top_ids);
     free(self->top_logprobs);
+    prompt_scores_fini(&self->scores);
     lk_buf_fini(&self->text);
     detokenizer_destroy(&self->detokenizer);
     span_list_fini(&self->weights);
@@ -74,7 +76,7 @@ static bool reserve(choice_t *self, size_t more)
         return true;
     }
     size_t cap = LK_MAX(self->cap * 2, self->n + more);
-    cap = LK_MAX(cap, 16);
+    cap = LK_MAX(cap, self->n_top <= 64 ? 16 : 1);
     if (!grow((void **)&self->ids, cap, sizeof self->ids[0]) ||
         !grow((void **)&self->logprobs, cap, sizeof self->logprobs[0]) ||
         !grow((void **)&self->ranks, cap, sizeof self->ranks[0]) ||
@@ -92,7 +94,7 @@ static lk_status_t check_shape(const choice_t *self, const msg_output_t *out, si
     bool ok = out->token_ids.len % sizeof(uint32_t) == 0 && out->finish_reason <= FINISH_ERROR;
     if (self->params->sampling.logprobs >= 0 && n > 0) {
         size_t n_top = out->n_top;
-        ok = ok && n_top <= 64 && out->logprobs.len == n * sizeof(float) &&
+        ok = ok && out->logprobs.len == n * sizeof(float) &&
              out->ranks.len == n * sizeof(uint32_t) &&
              out->top_ids.len == n * n_top * sizeof(uint32_t) &&
              out->top_logprobs.len == n * n_top * sizeof(float) &&
@@ -198,9 +200,20 @@ lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err
     }
     size_t n = out->token_ids.len / sizeof(uint32_t), used;
     LK_RETURN_IF_ERROR(check_shape(self, out, n, err));
+    LK_RETURN_IF_ERROR(prompt_scores_take(&self->scores, out, err));
+    if (n > 0 && !prompt_scores_complete(&self->scores)) {
+        return lk_error_set(err, LK_ERR_PEER,
+                            "the engine sent a token before all of its prompt's logprobs");
+    }
     if (self->n_output == 0 && n > 0) {
         self->n_top = self->params->sampling.logprobs >= 0 ? out->n_top : 0;
         self->cached_tokens = out->cached_tokens;
+    }
+    if (self->params->echo_only) { /* the engine's one token is nobody's */
+        if (out->finish_reason != FINISH_NONE) {
+            choice_end(self, (finish_reason_t)out->finish_reason);
+        }
+        return LK_OK;
     }
     if (!reserve(self, n)) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
@@ -232,6 +245,12 @@ void choice_end(choice_t *self, finish_reason_t finish)
         /* The text is the request's own; what can fail is memory, which shows in text.failed. */
         (void)!detokenizer_finish(self->detokenizer, &self->text, &err);
     }
+}
+
+size_t choice_held(const choice_t *self)
+{
+    size_t per_token = self->params->sampling.logprobs >= 0 ? 1 + self->n_top : 0;
+    return self->n * per_token + prompt_scores_held(&self->scores);
 }
 
 bool choice_has_news(const choice_t *self)

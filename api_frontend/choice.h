@@ -5,7 +5,7 @@
 #ifndef LK_API_FRONTEND_CHOICE_H
 #define LK_API_FRONTEND_CHOICE_H
 
-#include "api_frontend/completion_params.h"
+#include "api_frontend/prompt_scores.h"
 #include "api_frontend/span_list.h"
 #include "api_frontend/tokenizer/detokenizer.h"
 
@@ -38,6 +38,9 @@ typedef struct {
     bool wrote;                 /* a delta was written */
     detokenizer_t *detokenizer; /* NULL without a tokenizer */
 
+    prompt_scores_t scores;       /* of the prompt; taken where the caller has initialised them */
+    const prompt_scores_t *shown; /* those to write: its own, or another choice's of the prompt */
+
     span_list_t weights, kv;
     bool kv_known; /* a snapshot came: kv is complete */
     kv_snapshot_t *history;
@@ -60,6 +63,8 @@ void choice_fini(choice_t *self);
 LK_MUST_USE lk_status_t choice_push(choice_t *self, const msg_output_t *out, lk_error_t *err);
 /* Ends it from this side: its held-back text becomes final. */
 void choice_end(choice_t *self, finish_reason_t finish);
+/* Logprobs that are held, at 8 bytes. */
+size_t choice_held(const choice_t *self);
 /* "stop", "length"...; "" while it goes on. */
 const char *choice_finish_name(finish_reason_t finish);
 /* Something to write: tokens, text, or the end. */

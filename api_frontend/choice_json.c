@@ -1,9 +1,8 @@
 /* choice_json.c: how a choice is written. */
 #include "api_frontend/choice.h"
+#include "base/check.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 static void put_ids(lk_buf_t *out, const char *name, const uint32_t *ids, size_t n)
@@ -15,29 +14,6 @@ static void put_ids(lk_buf_t *out, const char *name, const uint32_t *ids, size_t
     lk_buf_str(out, "]");
 }
 
-/* JSON has no infinities; what clients expect in their place is -9999. */
-static void put_logprob(lk_buf_t *out, float x)
-{
-    if (isfinite(x) && x > -9999.0f) {
-        char text[32];
-        snprintf(text, sizeof text, "%.9g", (double)x); /* nine digits give a float32 back */
-        lk_buf_str(out, text);
-        lk_buf_str(out, strpbrk(text, ".e") == NULL ? ".0" : "");
-    } else {
-        lk_buf_str(out, "-9999.0");
-    }
-}
-
-static void token_name(const choice_t *self, uint32_t id, lk_buf_t *out)
-{
-    lk_buf_clear(out);
-    if (self->tokenizer == NULL || self->params->return_tokens_as_token_ids) {
-        lk_buf_printf(out, "token_id:%" PRIu32, id);
-    } else {
-        tokenizer_token_text(self->tokenizer, id, out);
-    }
-}
-
 static uint64_t code_points(const lk_buf_t *text)
 {
     uint64_t n = 0;
@@ -47,112 +23,105 @@ static uint64_t code_points(const lk_buf_t *text)
     return n;
 }
 
-/* The sampled token first, then the most likely ones; a name that repeats is left out. */
-static void put_top(const choice_t *self, size_t i, lk_buf_t *name, lk_buf_t *out)
+static scored_token_t token_at(const choice_t *self, size_t i)
 {
-    const uint32_t *ids = self->top_ids + i * self->n_top;
-    size_t start = out->len;
-    lk_buf_str(out, "{");
-    token_name(self, self->ids[i], name);
-    lk_buf_json_str(out, lk_buf_cstr(name), name->len);
-    lk_buf_str(out, ":");
-    put_logprob(out, self->logprobs[i]);
-    for (size_t k = 0; k < self->n_top; k++) {
-        if (ids[k] == self->ids[i]) {
-            continue;
-        }
-        token_name(self, ids[k], name);
-        lk_buf_t key;
-        lk_buf_init(&key, 0);
-        lk_buf_json_str(&key, lk_buf_cstr(name), name->len);
-        lk_buf_str(&key, ":");
-        bool repeats = !key.failed && !out->failed &&
-                       memmem(out->data + start, out->len - start, key.data, key.len) != NULL;
-        if (!repeats) {
-            lk_buf_str(out, ",");
-            lk_buf_append(out, key.data, key.len);
-            put_logprob(out, self->top_logprobs[i * self->n_top + k]);
-        }
-        lk_buf_fini(&key);
+    return (scored_token_t){.id = self->ids[i],
+                            .rank = self->ranks[i],
+                            .logprob = self->logprobs[i],
+                            .n_top = self->n_top,
+                            .top_ids = self->top_ids + i * self->n_top,
+                            .top_logprobs = self->top_logprobs + i * self->n_top};
+}
+
+/* ---- /v1/completions: four lists, the echoed prompt's tokens first ---- */
+
+/* Of the prompt, in this piece of the reply. */
+static size_t n_echoed(const choice_t *self)
+{
+    return self->params->echo && !self->wrote ? self->prompt->n : 0;
+}
+
+/* Token i of those lists, the first n_echo of which are the prompt's. False: without a logprob. */
+static bool listed_token(const choice_t *self, size_t i, size_t n_echo, scored_token_t *out)
+{
+    if (i >= n_echo) {
+        *out = token_at(self, i - n_echo);
+        return true;
     }
-    lk_buf_str(out, "}");
+    if (i == 0 || !prompt_scores_complete(self->shown) || self->shown->prompt == NULL) {
+        *out = (scored_token_t){.id = self->prompt->ids[i]};
+        return false;
+    }
+    *out = prompt_scores_at(self->shown, i);
+    /* prompt_logprobs may ask for more of them */
+    out->n_top = LK_MIN(out->n_top, (size_t)self->params->sampling.logprobs);
+    return true;
+}
+
+static void put_offsets(choice_t *self, size_t n, size_t n_echo, lk_buf_t *out)
+{
+    lk_buf_t text;
+    lk_buf_init(&text, 0);
+    uint64_t offset = self->text_offset;
+    for (size_t i = 0; i < n; i++) {
+        lk_buf_printf(out, i > 0 ? ",%" PRIu64 : "%" PRIu64, offset);
+        if (self->tokenizer != NULL) {
+            uint32_t id = i < n_echo ? self->prompt->ids[i] : self->ids[i - n_echo];
+            lk_buf_clear(&text);
+            tokenizer_token_text(self->tokenizer, id, &text);
+            offset += code_points(&text);
+        }
+    }
+    self->text_offset = offset;
+    lk_buf_fini(&text);
 }
 
 static void put_logprobs(choice_t *self, lk_buf_t *out)
 {
-    lk_buf_t name;
-    lk_buf_init(&name, 0);
+    size_t n_echo = n_echoed(self), n = n_echo + self->n;
+    scored_token_t token;
+    token_names_t names;
+    token_names_init(&names, self->tokenizer, self->params->return_tokens_as_token_ids);
     lk_buf_str(out, ",\"logprobs\":{\"tokens\":[");
-    for (size_t i = 0; i < self->n; i++) {
-        token_name(self, self->ids[i], &name);
+    for (size_t i = 0; i < n; i++) {
         lk_buf_str(out, i > 0 ? "," : "");
-        lk_buf_json_str(out, lk_buf_cstr(&name), name.len);
+        (void)listed_token(self, i, n_echo, &token);
+        logprobs_json_name(&names, token.id, out);
     }
     lk_buf_str(out, "],\"token_logprobs\":[");
-    for (size_t i = 0; i < self->n; i++) {
+    for (size_t i = 0; i < n; i++) {
         lk_buf_str(out, i > 0 ? "," : "");
-        put_logprob(out, self->logprobs[i]);
-    }
-    lk_buf_str(out, "],\"top_logprobs\":[");
-    for (size_t i = 0; i < self->n; i++) {
-        lk_buf_str(out, i > 0 ? "," : "");
-        put_top(self, i, &name, out);
-    }
-    lk_buf_str(out, "],\"text_offset\":[");
-    uint64_t offset = self->text_offset;
-    for (size_t i = 0; i < self->n; i++) {
-        lk_buf_printf(out, i > 0 ? ",%" PRIu64 : "%" PRIu64, offset);
-        if (self->tokenizer != NULL) {
-            lk_buf_clear(&name);
-            tokenizer_token_text(self->tokenizer, self->ids[i], &name);
-            offset += code_points(&name);
+        if (listed_token(self, i, n_echo, &token)) {
+            logprobs_json_number(out, token.logprob);
+        } else {
+            lk_buf_str(out, "null");
         }
     }
-    self->text_offset = offset;
+    lk_buf_str(out, "],\"top_logprobs\":[");
+    for (size_t i = 0; i < n; i++) {
+        lk_buf_str(out, i > 0 ? "," : "");
+        if (listed_token(self, i, n_echo, &token)) {
+            logprobs_json_map(&names, &token, out);
+        } else {
+            lk_buf_str(out, "null");
+        }
+    }
+    lk_buf_str(out, "],\"text_offset\":[");
+    put_offsets(self, n, n_echo, out);
     lk_buf_str(out, "]}");
-    lk_buf_fini(&name);
+    out->failed = out->failed || names.text.failed;
+    token_names_fini(&names);
 }
 
 /* ---- /inference/v1/generate: ids instead of names ---- */
-
-static void put_token(lk_buf_t *out, uint32_t id, float logprob, uint32_t rank)
-{
-    lk_buf_printf(
-        out, "{\"token\":\"token_id:%" PRIu32 "\",\"token_id\":%" PRIu32 ",\"logprob\":", id, id);
-    put_logprob(out, logprob);
-    lk_buf_printf(out, ",\"rank\":%" PRIu32, rank);
-}
-
-/* The sampled token first, then the most likely others. Of equal ones all have the best rank. */
-static void put_content_top(const choice_t *self, size_t i, lk_buf_t *out)
-{
-    const uint32_t *ids = self->top_ids + i * self->n_top;
-    const float *values = self->top_logprobs + i * self->n_top;
-    lk_buf_str(out, ",\"top_logprobs\":[");
-    if (self->n_top > 0) {
-        put_token(out, self->ids[i], self->logprobs[i], self->ranks[i]);
-        lk_buf_str(out, "}");
-    }
-    uint32_t rank = 1;
-    for (size_t k = 0; k < self->n_top; k++) {
-        rank = k > 0 && values[k] < values[k - 1] ? (uint32_t)k + 1 : rank;
-        if (ids[k] != self->ids[i]) {
-            lk_buf_str(out, ",");
-            put_token(out, ids[k], values[k], rank);
-            lk_buf_str(out, "}");
-        }
-    }
-    lk_buf_str(out, "]");
-}
 
 static void put_content(const choice_t *self, lk_buf_t *out)
 {
     lk_buf_str(out, ",\"logprobs\":{\"content\":[");
     for (size_t i = 0; i < self->n; i++) {
+        scored_token_t token = token_at(self, i);
         lk_buf_str(out, i > 0 ? "," : "");
-        put_token(out, self->ids[i], self->logprobs[i], self->ranks[i]);
-        put_content_top(self, i, out);
-        lk_buf_str(out, "}");
+        logprobs_json_content(&token, out);
     }
     lk_buf_str(out, "]}");
 }
@@ -212,14 +181,36 @@ static void put_versions(choice_t *self, lk_buf_t *out)
     }
 }
 
+/* The echoed prompt as it was sent, or what its ids say. */
+static void put_text(choice_t *self, lk_buf_t *out)
+{
+    const prompt_ids_t *prompt = self->prompt;
+    lk_buf_str(out, ",\"text\":");
+    if (n_echoed(self) == 0) {
+        lk_buf_json_str(out, lk_buf_cstr(&self->text), self->text.len);
+        return;
+    }
+    lk_buf_t text;
+    lk_buf_init(&text, 0);
+    if (prompt->text != NULL) {
+        lk_buf_append(&text, prompt->text, prompt->text_len);
+    } else if (self->tokenizer != NULL) {
+        tokenizer_decode(self->tokenizer, prompt->ids, prompt->n, self->params->skip_special_tokens,
+                         &text);
+    }
+    lk_buf_append(&text, self->text.data, self->text.len);
+    lk_buf_json_str(out, lk_buf_cstr(&text), text.len);
+    out->failed = out->failed || text.failed;
+    lk_buf_fini(&text);
+}
+
 void choice_json(choice_t *self, lk_buf_t *out)
 {
     const completion_params_t *params = self->params;
     bool generate = params->kind == COMPLETION_GENERATE;
     lk_buf_printf(out, "{\"index\":%" PRIu32, self->index);
     if (params->text) {
-        lk_buf_str(out, ",\"text\":");
-        lk_buf_json_str(out, lk_buf_cstr(&self->text), self->text.len);
+        put_text(self, out);
     }
     if (params->sampling.logprobs < 0) {
         lk_buf_str(out, ",\"logprobs\":null");
@@ -229,6 +220,10 @@ void choice_json(choice_t *self, lk_buf_t *out)
         put_logprobs(self, out);
     }
     put_finish(self, out);
+    if (!generate && params->prompt_logprobs >= 0) { /* of the other one: beside the choices */
+        lk_buf_str(out, ",\"prompt_logprobs\":");
+        prompt_scores_json(self->shown, (size_t)params->prompt_logprobs, self->tokenizer, out);
+    }
     if (generate) {
         put_ids(out, "token_ids", self->ids, self->n);
     } else if (params->return_token_ids || self->tokenizer == NULL) {

@@ -13,9 +13,12 @@ typedef struct {
     completion_t *owner;
     choice_t choice;
     uint64_t handle;
-    uint64_t last_token_ns; /* 0: no token yet */
-    bool open;              /* the engine works on it */
-    bool counted;           /* its end is in the metrics */
+    uint64_t max_tokens;
+    uint64_t first_token_ns, last_token_ns; /* 0: no token yet */
+    uint64_t prefill_ns;                    /* as the engine says */
+    size_t held;                            /* its part of api->held_logprobs */
+    bool open;                              /* the engine works on it */
+    bool counted;                           /* its end is in the metrics */
 } slot_t;
 
 struct completion {
@@ -34,7 +37,8 @@ struct completion {
 
 /* ---- figures ---- */
 
-static void count_tokens(completion_t *self, slot_t *slot, size_t n)
+/* Queue and prefill are the engine's times; what follows is as the tokens come in here. */
+static void count_tokens(completion_t *self, slot_t *slot, const msg_output_t *out, size_t n)
 {
     metrics_t *metrics = &self->api->metrics;
     uint64_t now = lk_env_now_ns(self->api->env);
@@ -43,11 +47,48 @@ static void count_tokens(completion_t *self, slot_t *slot, size_t n)
     }
     if (slot->last_token_ns == 0) {
         metrics_observe_ns(metrics, METRICS_time_to_first_token_seconds, now - self->started_ns, 1);
+        metrics_observe_ns(metrics, METRICS_request_queue_time_seconds, out->queue_ns, 1);
+        metrics_observe_ns(metrics, METRICS_request_prefill_time_seconds, out->prefill_ns, 1);
+        slot->first_token_ns = now;
+        slot->prefill_ns = out->prefill_ns;
     } else {
         metrics_observe_ns(metrics, METRICS_inter_token_latency_seconds,
                            (now - slot->last_token_ns) / n, n);
     }
     slot->last_token_ns = now;
+}
+
+static void count_times(metrics_t *metrics, const slot_t *slot)
+{
+    uint64_t decode = slot->last_token_ns - slot->first_token_ns, n = slot->choice.n_output;
+    if (slot->first_token_ns == 0) {
+        return; /* it never ran */
+    }
+    metrics_observe_ns(metrics, METRICS_request_decode_time_seconds, decode, 1);
+    metrics_observe_ns(metrics, METRICS_request_inference_time_seconds, slot->prefill_ns + decode,
+                       1);
+    if (n > 1) {
+        metrics_observe_ns(metrics, METRICS_request_time_per_output_token_seconds, decode / (n - 1),
+                           1);
+    }
+    metrics_observe(metrics, METRICS_request_prefill_kv_computed_tokens,
+                    (double)(slot->choice.prompt->n - slot->choice.cached_tokens), 1);
+}
+
+/* Once all choices of a slot's prompt have ended. */
+static void count_prompt(completion_t *self, const slot_t *slot)
+{
+    size_t n = self->params.n, first = (size_t)(slot - self->slots) / n * n;
+    uint64_t most = 0;
+    for (size_t i = first; i < first + n; i++) {
+        if (!self->slots[i].counted) {
+            return;
+        }
+        most = LK_MAX(most, self->slots[i].choice.n_output);
+    }
+    metrics_observe(&self->api->metrics, METRICS_request_params_n, (double)n, 1);
+    metrics_observe(&self->api->metrics, METRICS_request_max_num_generation_tokens, (double)most,
+                    1);
 }
 
 static void count_end(completion_t *self, slot_t *slot, finish_reason_t finish)
@@ -60,8 +101,18 @@ static void count_end(completion_t *self, slot_t *slot, finish_reason_t finish)
     metrics_observe_ns(metrics, METRICS_e2e_request_latency_seconds, took, 1);
     metrics_observe(metrics, METRICS_request_prompt_tokens, (double)c->prompt->n, 1);
     metrics_observe(metrics, METRICS_request_generation_tokens, (double)c->n_output, 1);
+    metrics_observe(metrics, METRICS_request_params_max_tokens, (double)slot->max_tokens, 1);
+    count_times(metrics, slot);
+    count_prompt(self, slot);
     LK_DEBUG("%s: choice %" PRIu32 " ended (%s) with %" PRIu64 " tokens after %.3f s", self->id,
              c->index, choice_finish_name(finish), c->n_output, (double)took * 1e-9);
+}
+
+/* How many logprobs the replies hold, after a slot's number of them may have changed. */
+static void count_held(completion_t *self, slot_t *slot, size_t held)
+{
+    self->api->held_logprobs += held - slot->held;
+    slot->held = held;
 }
 
 /* The call ends with an error, or without an answer. */
@@ -90,6 +141,7 @@ static void destroy(completion_t *self)
         if (self->slots[i].open) {
             engine_client_abort(api->client, self->slots[i].handle);
         }
+        count_held(self, &self->slots[i], 0);
         choice_fini(&self->slots[i].choice);
     }
     completion_params_fini(&self->params);
@@ -129,6 +181,11 @@ static void put_head(const completion_t *self, lk_buf_t *out)
 /* Of /inference/v1/generate, which has one prompt; with the whole reply, or the stream's first. */
 static void put_prompt(const completion_t *self, lk_buf_t *out)
 {
+    if (self->params.kind == COMPLETION_GENERATE && self->params.prompt_logprobs >= 0) {
+        lk_buf_str(out, ",\"prompt_logprobs\":");
+        prompt_scores_json(&self->slots[0].choice.scores, (size_t)self->params.prompt_logprobs,
+                           self->slots[0].choice.tokenizer, out);
+    }
     if (self->params.kind != COMPLETION_GENERATE || !self->params.return_token_ids) {
         return;
     }
@@ -298,7 +355,8 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
         fail(self, lk_status_http(status), NULL, err.text);
         return;
     }
-    count_tokens(self, slot, out->token_ids.len / sizeof(uint32_t));
+    count_held(self, slot, choice_held(&slot->choice));
+    count_tokens(self, slot, out, out->token_ids.len / sizeof(uint32_t));
     bool ended = slot->choice.finish != FINISH_NONE;
     if (ended) {
         count_end(self, slot, slot->choice.finish);
@@ -310,6 +368,7 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
     if (!emit(self, slot)) {
         return;
     }
+    count_held(self, slot, choice_held(&slot->choice));
     if (ended) {
         self->n_unfinished--;
         finish_if_done(self);
@@ -396,7 +455,11 @@ static void add_choices(completion_t *self, const completion_limits_t *limits)
             .rank = self->call->rank,
             .session = self->call->session,
         };
-        request.sampling.max_tokens = completion_params_max_tokens(params, i / params->n, limits);
+        slot->max_tokens = completion_params_max_tokens(params, i / params->n, limits);
+        request.sampling.max_tokens = slot->max_tokens;
+        if (slot->choice.shown != &slot->choice.scores) {
+            request.sampling.prompt_logprobs = 0; /* another choice's request brings them */
+        }
         lk_error_t err = LK_ERROR_INIT;
         lk_status_t status =
             engine_client_add(self->api->client, &request, on_output, slot, &slot->handle, &err);
@@ -450,6 +513,19 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
     return self;
 }
 
+/* A prompt is scored by its first choice; in a stream, which can't wait for that, by each. */
+static void set_scores(completion_t *self, size_t i)
+{
+    const completion_params_t *params = &self->params;
+    size_t first = params->stream ? i : i - i % params->n;
+    choice_t *choice = &self->slots[i].choice;
+    if (params->sampling.prompt_logprobs > 0 && first == i) {
+        prompt_scores_init(&choice->scores, choice->prompt,
+                           (size_t)params->sampling.prompt_logprobs - 1);
+    }
+    choice->shown = &self->slots[first].choice.scores;
+}
+
 static void start(api_t *api, api_call_t *call, completion_kind_t kind)
 {
     if (api->draining) {
@@ -466,6 +542,15 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
     if (status != LK_OK) {
         api->metrics.refused++;
         api_call_fail(call, status, param, err.text);
+        return;
+    }
+    if ((params.sampling.logprobs >= 0 || params.sampling.prompt_logprobs > 0) &&
+        api->held_logprobs > API_MAX_LOGPROBS) {
+        api->metrics.refused++;
+        completion_params_fini(&params);
+        api_call_error(call, 503, NULL,
+                       "open replies hold %zu logprobs, the limit; try again when some are done",
+                       api->held_logprobs);
         return;
     }
     if (!params.has_seed) {
@@ -488,6 +573,7 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
             fail(self, lk_status_http(status), status == LK_ERR_INVALID ? "stop" : NULL, err.text);
             return;
         }
+        set_scores(self, i);
     }
     LK_DEBUG("%s: %zu prompts, the first of %zu tokens, n %" PRIu64 ", max_tokens %" PRIu64
              ", rank %" PRId64 "%s%s",

@@ -67,8 +67,8 @@ static lk_status_t parse_real(completion_parse_t *p, const char *name, double le
     return LK_OK;
 }
 
-static lk_status_t parse_integer(completion_parse_t *p, const char *name, int64_t least,
-                                 int64_t most, int64_t *out)
+lk_status_t completion_parse_integer(completion_parse_t *p, const char *name, int64_t least,
+                                     int64_t most, int64_t *out)
 {
     const json_t *value = completion_get(p, name);
     if (value == NULL) {
@@ -125,7 +125,7 @@ static lk_status_t parse_tables(completion_parse_t *p)
 #define X(name, field, def, least, most)                                                           \
     {                                                                                              \
         int64_t x = def;                                                                           \
-        LK_RETURN_IF_ERROR(parse_integer(p, #name, least, most, &x));                              \
+        LK_RETURN_IF_ERROR(completion_parse_integer(p, #name, least, most, &x));                   \
         p->out->field = x;                                                                         \
     }
     INTEGER_TABLE(X)
@@ -137,7 +137,8 @@ static lk_status_t parse_tables(completion_parse_t *p)
     p->from = p->body;
     CALL_FLAG_TABLE(X)
 #undef X
-    LK_RETURN_IF_ERROR(parse_integer(p, "priority", INT64_MIN, INT64_MAX, &p->out->priority));
+    LK_RETURN_IF_ERROR(
+        completion_parse_integer(p, "priority", INT64_MIN, INT64_MAX, &p->out->priority));
     if (p->out->sampling.top_p == 0) {
         return REFUSE(p, "top_p", "top_p must be above 0 (and at most 1)");
     }
@@ -154,9 +155,7 @@ static const struct {
     const char *name;
     neutral_t neutral; /* the value besides null that asks for nothing */
 } unsupported[] = {
-    {"echo", NEUTRAL_FALSE},
     {"suffix", NEUTRAL_EMPTY},
-    {"prompt_logprobs", NEUTRAL_NULL},
     {"structured_outputs", NEUTRAL_NULL},
     {"guided_json", NEUTRAL_NULL},
     {"guided_regex", NEUTRAL_NULL},
@@ -230,150 +229,7 @@ static lk_status_t refuse_unsupported(completion_parse_t *p)
     return LK_OK;
 }
 
-/* ---- ids and texts ---- */
-
-static lk_status_t parse_id(completion_parse_t *p, const char *name, const json_t *value, size_t i,
-                            uint32_t *out)
-{
-    if (!json_is_integer(value)) {
-        return REFUSE(p, name, "%s[%zu] must be a token id, not %s", name, i,
-                      completion_kind_name(value));
-    }
-    json_int_t id = json_integer_value(value);
-    if (id < 0 || (uint64_t)id >= p->limits->vocab_size) {
-        return REFUSE(p, name,
-                      "%s[%zu] is token id %" PRId64 ", outside the vocabulary of %" PRIu64, name,
-                      i, (int64_t)id, p->limits->vocab_size);
-    }
-    *out = (uint32_t)id;
-    return LK_OK;
-}
-
-lk_status_t completion_parse_ids(completion_parse_t *p, const char *name, const json_t *array,
-                                 uint32_t *ids)
-{
-    for (size_t i = 0; i < json_array_size(array); i++) {
-        LK_RETURN_IF_ERROR(parse_id(p, name, json_array_get(array, i), i, &ids[i]));
-    }
-    return LK_OK;
-}
-
-lk_status_t completion_no_tokenizer(completion_parse_t *p, const char *name)
-{
-    *p->param = name;
-    return lk_error_set(p->err, LK_ERR_UNSUPPORTED,
-                        "%s is text, but the checkpoint has no tokenizer.json: send token ids",
-                        name);
-}
-
-static lk_status_t check_length(completion_parse_t *p, size_t n_ids)
-{
-    uint64_t room = p->limits->max_model_len, max_tokens = p->out->sampling.max_tokens;
-    if (n_ids == 0) {
-        return REFUSE(p, p->prompt, "%s must hold at least one token", p->prompt);
-    }
-    if (n_ids >= room) {
-        return REFUSE(p, p->prompt,
-                      "This model's maximum context length is %" PRIu64
-                      " tokens, but the prompt has %zu and one must be generated",
-                      room, n_ids);
-    }
-    if (max_tokens > room - n_ids) {
-        return REFUSE(p, "max_tokens",
-                      "This model's maximum context length is %" PRIu64 " tokens, but %" PRIu64
-                      " were asked for: %zu in the prompt and %" PRIu64 " of max_tokens",
-                      room, n_ids + max_tokens, n_ids, max_tokens);
-    }
-    return LK_OK;
-}
-
-static lk_status_t add_ids(completion_parse_t *p, const json_t *array)
-{
-    size_t n = json_array_size(array);
-    if (n >= p->limits->max_model_len) { /* before the memory for them is taken */
-        return check_length(p, n);
-    }
-    prompt_ids_t *prompt = &p->out->prompts[p->out->n_prompts];
-    prompt->ids = calloc(n + 1, sizeof prompt->ids[0]);
-    if (prompt->ids == NULL) {
-        return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
-    }
-    prompt->n = n;
-    p->out->n_prompts++;
-    LK_RETURN_IF_ERROR(completion_parse_ids(p, p->prompt, array, prompt->ids));
-    return check_length(p, n);
-}
-
-static lk_status_t add_text(completion_parse_t *p, const json_t *text)
-{
-    if (p->limits->tokenizer == NULL) {
-        return completion_no_tokenizer(p, "prompt");
-    }
-    prompt_ids_t *prompt = &p->out->prompts[p->out->n_prompts];
-    *p->param = "prompt";
-    unsigned flags = TOKENIZER_PARSE_SPECIAL;
-    flags |= p->out->add_special_tokens ? TOKENIZER_ADD_SPECIAL : 0;
-    LK_RETURN_IF_ERROR(tokenizer_encode(p->limits->tokenizer, json_string_value(text),
-                                        json_string_length(text), flags, &prompt->ids, &prompt->n,
-                                        p->err));
-    *p->param = "";
-    p->out->n_prompts++;
-    for (size_t i = 0; i < prompt->n; i++) {
-        if (prompt->ids[i] >= p->limits->vocab_size) {
-            return REFUSE(p, "prompt", "the tokenizer gives id %u, outside the model's %" PRIu64,
-                          prompt->ids[i], p->limits->vocab_size);
-        }
-    }
-    return check_length(p, prompt->n);
-}
-
-/* A string, ids, or an array of either; of /inference/v1/generate ids. */
-static lk_status_t parse_prompt(completion_parse_t *p)
-{
-    p->from = p->body;
-    const json_t *value = completion_get(p, p->prompt);
-    if (p->kind == COMPLETION_GENERATE && !json_is_array(value)) {
-        return REFUSE(p, p->prompt, "token_ids must be an array of token ids, not %s",
-                      completion_kind_name(value));
-    }
-    bool one = p->kind == COMPLETION_GENERATE || json_is_string(value) ||
-               (json_is_array(value) && json_is_integer(json_array_get(value, 0)));
-    if (value == NULL) {
-        return REFUSE(
-            p, "prompt",
-            "prompt is missing: a string, an array of strings, of token ids, or of arrays "
-            "of token ids");
-    }
-    if (!one && !(json_is_array(value) && json_array_size(value) > 0)) {
-        return REFUSE(p, "prompt",
-                      "prompt must be a string, an array of strings, of token ids, or of arrays of "
-                      "token ids, not %s",
-                      json_is_array(value) ? "an empty array" : completion_kind_name(value));
-    }
-    size_t n = one ? 1 : json_array_size(value);
-    if (n > COMPLETION_MAX_PROMPTS || n * p->out->n > COMPLETION_MAX_CHOICES) {
-        return REFUSE(p, "prompt",
-                      "%zu prompts with n = %" PRIu64 " are too many: at most %d choices", n,
-                      p->out->n, COMPLETION_MAX_CHOICES);
-    }
-    p->out->prompts = calloc(n, sizeof p->out->prompts[0]);
-    if (p->out->prompts == NULL) {
-        return lk_error_set(p->err, LK_ERR_NO_MEMORY, "out of memory");
-    }
-    for (size_t i = 0; i < n; i++) {
-        const json_t *item = one ? value : json_array_get(value, i);
-        if (json_is_string(item)) {
-            LK_RETURN_IF_ERROR(add_text(p, item));
-        } else if (json_is_array(item)) {
-            LK_RETURN_IF_ERROR(add_ids(p, item));
-        } else {
-            return REFUSE(p, "prompt",
-                          "prompt[%zu] must be a string or an array of token ids, not %s", i,
-                          completion_kind_name(item));
-        }
-    }
-    return LK_OK;
-}
+/* ---- stops, limits and the rest ---- */
 
 static lk_status_t parse_stops(completion_parse_t *p)
 {
@@ -426,17 +282,18 @@ static lk_status_t parse_limits(completion_parse_t *p)
     const json_t *max_tokens = json_object_get(p->from, "max_tokens");
     /* null asks for all the room */
     int64_t x = max_tokens == NULL && p->kind == COMPLETION_OPENAI ? 16 : 0;
-    LK_RETURN_IF_ERROR(parse_integer(p, "max_tokens", 1, INT32_MAX, &x));
+    LK_RETURN_IF_ERROR(completion_parse_integer(p, "max_tokens", out->echo ? 0 : 1, INT32_MAX, &x));
+    if (out->echo && x == 0 && json_is_integer(max_tokens)) { /* the prompt alone */
+        out->echo_only = true;
+        x = 1; /* which nobody gets to see */
+    }
     out->sampling.max_tokens = (uint64_t)x;
     if (x != 0 && out->sampling.min_tokens > out->sampling.max_tokens) {
         return REFUSE(p, "min_tokens", "min_tokens is %" PRIu64 ", above max_tokens %" PRId64,
                       out->sampling.min_tokens, x);
     }
-    int64_t most = p->limits->max_logprobs < 0 ? 64 : p->limits->max_logprobs;
-    out->sampling.logprobs = -1;
-    LK_RETURN_IF_ERROR(parse_integer(p, "logprobs", 0, most, &out->sampling.logprobs));
     int64_t seed = 0;
-    LK_RETURN_IF_ERROR(parse_integer(p, "seed", INT64_MIN, INT64_MAX, &seed));
+    LK_RETURN_IF_ERROR(completion_parse_integer(p, "seed", INT64_MIN, INT64_MAX, &seed));
     out->has_seed = completion_get(p, "seed") != NULL;
     out->sampling.seed = (uint64_t)seed;
     return LK_OK;
@@ -483,20 +340,25 @@ static bool id_ok(const char *id)
     return ok;
 }
 
-/* What only /inference/v1/generate has. */
-static lk_status_t parse_generate(completion_parse_t *p)
+/* What only one of the two has. */
+static lk_status_t parse_kind(completion_parse_t *p)
 {
     completion_params_t *out = p->out;
     out->kind = p->kind;
     bool detokenize = true;
     LK_RETURN_IF_ERROR(completion_find_sampling(p));
     LK_RETURN_IF_ERROR(parse_flag(p, "detokenize", &detokenize));
+    p->from = p->body;
+    LK_RETURN_IF_ERROR(parse_flag(p, "echo", &out->echo));
     if (p->kind == COMPLETION_OPENAI) {
         out->text = detokenize;
         return detokenize ? LK_OK
                           : REFUSE(p, "detokenize", "detokenize must be true for this path");
     }
-    p->from = p->body;
+    if (out->echo) {
+        *p->param = "echo";
+        return lk_error_set(p->err, LK_ERR_UNSUPPORTED, "echo is not supported");
+    }
     const json_t *id = completion_get(p, "request_id");
     if (id != NULL && (!json_is_string(id) || !id_ok(json_string_value(id)))) {
         return REFUSE(p, "request_id",
@@ -552,9 +414,17 @@ lk_status_t completion_params_parse(completion_kind_t kind, const json_t *body,
                             .param = param,
                             .err = err};
     *param = "";
-    lk_status_t (*const steps[])(completion_parse_t *) = {
-        parse_model,        parse_tables, parse_limits,           parse_others, parse_generate,
-        refuse_unsupported, parse_stops,  completion_parse_rules, parse_prompt};
+    lk_status_t (*const steps[])(completion_parse_t *) = {parse_model,
+                                                          parse_tables,
+                                                          parse_kind,
+                                                          parse_limits,
+                                                          parse_others,
+                                                          completion_parse_logprobs,
+                                                          refuse_unsupported,
+                                                          parse_stops,
+                                                          completion_parse_rules,
+                                                          completion_parse_prompt,
+                                                          completion_check_logprobs};
     for (size_t i = 0; i < LK_ARRAY_LEN(steps); i++) {
         lk_status_t status = steps[i](&p);
         if (status != LK_OK) {

@@ -18,6 +18,8 @@
 #define COMPLETION_MAX_STOP_IDS 64
 #define COMPLETION_MAX_SALT     1024 /* bytes */
 #define COMPLETION_MAX_ID       128  /* bytes of a request_id */
+#define COMPLETION_MAX_LOGPROBS                                                                    \
+    (64u << 20) /* held for one reply, at 8 bytes; of prompts or tokens */
 
 typedef enum { COMPLETION_OPENAI, COMPLETION_GENERATE } completion_kind_t;
 
@@ -25,13 +27,15 @@ typedef enum { COMPLETION_OPENAI, COMPLETION_GENERATE } completion_kind_t;
 typedef struct {
     const char *model;
     uint64_t max_model_len, vocab_size;
-    int64_t max_logprobs;         /* -1: vocab_size, as far as the engines go */
+    int64_t max_logprobs;         /* per token; -1: vocab_size */
     const tokenizer_t *tokenizer; /* NULL: ids only */
 } completion_limits_t;
 
 typedef struct {
     uint32_t *ids;
     size_t n;
+    const char *text; /* as it was sent, borrowed from the JSON; NULL: as ids */
+    size_t text_len;
 } prompt_ids_t;
 
 typedef struct {
@@ -43,6 +47,9 @@ typedef struct {
     uint64_t n;              /* choices per prompt */
     msg_sampling_t sampling; /* its stop_token_ids point at stop_ids; max_tokens is 0 for "all the
                                 room there is" */
+    int64_t prompt_logprobs; /* as it was given, -1: not. sampling.prompt_logprobs is also set where
+                                an echo needs them */
+    bool echo, echo_only;    /* the prompt is part of the reply; nothing else is */
     bool has_seed;
     uint32_t *stop_ids;
     uint32_t *bias_ids; /* what sampling's fields of the same names point at */

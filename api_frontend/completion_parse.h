@@ -31,6 +31,15 @@ LK_MUST_USE lk_status_t completion_parse_ids(completion_parse_t *p, const char *
 /* LK_ERR_UNSUPPORTED: the field is text. */
 LK_MUST_USE lk_status_t completion_no_tokenizer(completion_parse_t *p, const char *name);
 
+LK_MUST_USE lk_status_t completion_parse_integer(completion_parse_t *p, const char *name,
+                                                 int64_t least, int64_t most, int64_t *out);
+/* completion_prompt.c: prompt or token_ids; the last of the fields, as it may be large. */
+LK_MUST_USE lk_status_t completion_parse_prompt(completion_parse_t *p);
+
+/* completion_logprobs.c: logprobs and prompt_logprobs; then whether a reply can hold them. */
+LK_MUST_USE lk_status_t completion_parse_logprobs(completion_parse_t *p);
+LK_MUST_USE lk_status_t completion_check_logprobs(completion_parse_t *p);
+
 /* completion_rules.c: logit_bias, allowed_token_ids, bad_words. */
 LK_MUST_USE lk_status_t completion_parse_rules(completion_parse_t *p);
 

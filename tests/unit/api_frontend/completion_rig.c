@@ -43,12 +43,25 @@ sent_t take_add(void)
     for (uint32_t r = 0; r < 2; r++) {
         const msg_t *msg = fg_take(&g, r, MSG_ADD);
         if (msg != NULL) {
-            return (sent_t){r, msg->add.handle, msg->add.sampling.seed,
-                            msg->add.sampling.max_tokens, msg->add.choice};
+            return (sent_t){r,
+                            msg->add.handle,
+                            msg->add.sampling.seed,
+                            msg->add.sampling.max_tokens,
+                            msg->add.choice,
+                            msg->add.sampling.prompt_logprobs};
         }
     }
     ck_abort_msg("no ADD was sent");
     return (sent_t){0};
+}
+
+static void send_output(sent_t s, msg_output_t *out)
+{
+    msg_t msg = {.type = MSG_OUTPUTS};
+    msg.outputs.rank = s.rank;
+    msg.outputs.outputs.items = out;
+    msg.outputs.outputs.count = 1;
+    engine_client_on_msg(g.client, &msg);
 }
 
 void answer(sent_t s, const out_t *o)
@@ -74,6 +87,8 @@ void answer(sent_t s, const out_t *o)
         .stop_token = o->finish == FINISH_STOP ? o->stop_token : -1,
         .cached_tokens = 2,
         .kv_snapshot = o->kv != NULL,
+        .queue_ns = o->queue_ns,
+        .prefill_ns = o->prefill_ns,
     };
     out.kv_spans.items = (msg_span_t *)o->kv;
     out.kv_spans.count = o->n_kv;
@@ -84,11 +99,31 @@ void answer(sent_t s, const out_t *o)
         out.top_ids = (msg_bin_t){top_ids, n * o->n_top * 4};
         out.top_logprobs = (msg_bin_t){top_logprobs, n * o->n_top * 4};
     }
-    msg_t msg = {.type = MSG_OUTPUTS};
-    msg.outputs.rank = s.rank;
-    msg.outputs.outputs.items = &out;
-    msg.outputs.outputs.count = 1;
-    engine_client_on_msg(g.client, &msg);
+    send_output(s, &out);
+}
+
+void answer_scores(sent_t s, uint32_t first, uint32_t n, size_t n_top)
+{
+    float logprobs[64], top_logprobs[64 * 4];
+    uint32_t ranks[64], top_ids[64 * 4];
+    for (uint32_t i = 0; i < n; i++) {
+        logprobs[i] = -(float)(first + i);
+        ranks[i] = first + i;
+        for (size_t k = 0; k < n_top; k++) {
+            bool last = k + 1 == n_top;
+            top_ids[i * n_top + k] = last ? UINT32_MAX : 'P' + (uint32_t)k;
+            top_logprobs[i * n_top + k] = last ? -INFINITY : -0.25f * (float)(k + 1);
+        }
+    }
+    msg_output_t out = {.handle = s.handle,
+                        .stop_token = -1,
+                        .prompt_first = first,
+                        .prompt_logprobs = {logprobs, n * 4},
+                        .prompt_ranks = {ranks, n * 4},
+                        .n_prompt_top = n_top,
+                        .prompt_top_ids = {top_ids, n * n_top * 4},
+                        .prompt_top_logprobs = {top_logprobs, n * n_top * 4}};
+    send_output(s, &out);
 }
 
 void expect_error(const fake_client_t *c, int status, const char *param, const char *text)

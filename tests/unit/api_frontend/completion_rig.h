@@ -20,7 +20,7 @@ void teardown(void);
 /* The request that went to a rank, with the fields a test needs. */
 typedef struct {
     uint32_t rank;
-    uint64_t handle, seed, max_tokens, choice;
+    uint64_t handle, seed, max_tokens, choice, prompt_logprobs;
 } sent_t;
 
 /* The oldest ADD that nobody took; of rank 0 first. */
@@ -37,9 +37,13 @@ typedef struct {
     size_t n_top;
     const msg_span_t *kv;
     size_t n_kv;
+    uint64_t queue_ns, prefill_ns;
 } out_t;
 
 void answer(sent_t s, const out_t *o);
+/* Scores of prompt tokens [first, first + n): token i has logprob -i and rank i; the most likely
+ * ones are 'P', 'Q'... with -0.25, -0.5..., but for the last one, which is no token. */
+void answer_scores(sent_t s, uint32_t first, uint32_t n, size_t n_top);
 void expect_error(const fake_client_t *c, int status, const char *param, const char *text);
 
 #endif

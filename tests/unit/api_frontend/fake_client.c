@@ -33,7 +33,7 @@ static void reply(api_call_t *call, int http_status, const char *body, size_t le
     if (call->content_type != NULL) {
         return; /* no JSON */
     }
-    c->json = json_loads(c->text, 0, NULL);
+    c->json = json_loads(c->text, JSON_ALLOW_NUL, NULL);
     CHECKF(c->json != NULL, "not JSON: %s", c->text);
 }
 

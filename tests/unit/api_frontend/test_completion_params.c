@@ -95,7 +95,8 @@ static const struct {
     {"{\"prompt\":[1],\"model\":5}", "model", "a string", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"model\":\"other\"}", "model", "does not exist", LK_ERR_NOT_FOUND},
     {"{\"prompt\":[1],\"best_of\":2}", "best_of", "equal n", LK_ERR_INVALID},
-    {"{\"prompt\":[1],\"echo\":true}", "echo", "not supported", LK_ERR_UNSUPPORTED},
+    {"{\"prompt\":[1],\"echo\":1}", "echo", "true or false", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"echo\":true,\"max_tokens\":-1}", "max_tokens", "from 0", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"suffix\":\"x\"}", "suffix", "not supported", LK_ERR_UNSUPPORTED},
     {"{\"prompt\":[1],\"logit_bias\":{\"300\":5}}", "logit_bias", "\"300\" is no token id",
      LK_ERR_INVALID},
@@ -114,8 +115,15 @@ static const struct {
     {"{\"prompt\":[1],\"allowed_token_ids\":5}", "allowed_token_ids", "an array", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"structured_outputs\":{\"regex\":\"a\"}}", "structured_outputs",
      "not supported", LK_ERR_UNSUPPORTED},
-    {"{\"prompt\":[1],\"prompt_logprobs\":0}", "prompt_logprobs", "not supported",
-     LK_ERR_UNSUPPORTED},
+    {"{\"prompt\":[1],\"prompt_logprobs\":21}", "prompt_logprobs", "from 0 to 20, not 21",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"prompt_logprobs\":-2}", "prompt_logprobs", "from 0 to 20", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"prompt_logprobs\":-1}", "prompt_logprobs",
+     "all 300 tokens of the vocabulary; at most 20", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"prompt_logprobs\":true}", "prompt_logprobs", "an integer", LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"prompt_logprobs\":1,\"stream\":true}", "prompt_logprobs", "stream",
+     LK_ERR_INVALID},
+    {"{\"prompt\":[1],\"logprobs\":-1}", "logprobs", "all 300", LK_ERR_INVALID},
     {"{\"prompt\":[1],\"response_format\":{\"type\":\"json_object\"}}", "response_format",
      "not supported", LK_ERR_UNSUPPORTED},
     {"{\"prompt\":[1],\"allowed_token_ids\":[]}", "allowed_token_ids", "1 to", LK_ERR_INVALID},
@@ -197,6 +205,88 @@ START_TEST(test_everything)
 }
 END_TEST
 
+static lk_status_t parse_limited(const char *text, int64_t max_logprobs, uint64_t vocab,
+                                 completion_params_t *out, json_t **body, const char **param,
+                                 lk_error_t *err)
+{
+    completion_limits_t l = {
+        .model = "m", .max_model_len = 1u << 20, .vocab_size = vocab, .max_logprobs = max_logprobs};
+    *body = json_loads(text, 0, NULL);
+    return completion_params_parse(COMPLETION_OPENAI, *body, &l, out, param, err);
+}
+
+/* -1 where all are allowed, and what a reply can hold. */
+START_TEST(test_how_many_logprobs)
+{
+    completion_params_t p;
+    json_t *body;
+    const char *param;
+    lk_error_t err = LK_ERROR_INIT;
+    static const int64_t allow_all[] = {-1, 300, 5000};
+    for (size_t i = 0; i < LK_ARRAY_LEN(allow_all); i++) {
+        ck_assert_int_eq(parse_limited("{\"prompt\":[1],\"logprobs\":-1,\"prompt_logprobs\":-1}",
+                                       allow_all[i], 300, &p, &body, &param, &err),
+                         LK_OK);
+        ck_assert(p.sampling.logprobs == 300 && p.sampling.prompt_logprobs == 301);
+        completion_params_fini(&p);
+        json_decref(body);
+        ck_assert_int_eq(parse_limited("{\"prompt\":[1],\"logprobs\":301}", allow_all[i], 300, &p,
+                                       &body, &param, &err),
+                         LK_ERR_INVALID);
+        json_decref(body);
+    }
+    /* 2 * 4000 tokens of 100 001 logprobs are more than a reply holds, but nothing for a stream */
+    static const char whole[] = "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000}";
+    ck_assert_int_eq(parse_limited(whole, -1, 100000, &p, &body, &param, &err), LK_ERR_INVALID);
+    ck_assert_str_eq(param, "logprobs");
+    ck_assert_ptr_nonnull(strstr(err.text, "up to 800008000 logprobs"));
+    json_decref(body);
+    static const char stream[] =
+        "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000,\"stream\":true}";
+    ck_assert_int_eq(parse_limited(stream, -1, 100000, &p, &body, &param, &err), LK_OK);
+    completion_params_fini(&p);
+    json_decref(body);
+    char prompt[4096] = "{\"max_tokens\":1,\"prompt_logprobs\":-1,\"prompt\":[1";
+    for (int i = 0; i < 700; i++) {
+        strcat(prompt, ",1");
+    }
+    strcat(prompt, "]}");
+    ck_assert_int_eq(parse_limited(prompt, -1, 100000, &p, &body, &param, &err), LK_ERR_INVALID);
+    ck_assert_str_eq(param, "prompt_logprobs");
+    json_decref(body);
+    /* one token's must fit a message */
+    ck_assert_int_eq(parse_limited("{\"prompt\":[1],\"logprobs\":-1,\"max_tokens\":1}", -1, 9000000,
+                                   &p, &body, &param, &err),
+                     LK_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.text, "at most 8388608"));
+    json_decref(body);
+}
+END_TEST
+
+START_TEST(test_echo)
+{
+    completion_params_t p;
+    json_t *body;
+    const char *param;
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert_int_eq(parse("{\"prompt\":\"hi\",\"echo\":true,\"max_tokens\":0,\"logprobs\":2}",
+                           true, &p, &body, &param, &err),
+                     LK_OK);
+    ck_assert(p.echo && p.echo_only && p.prompt_logprobs == -1);
+    ck_assert(p.sampling.max_tokens == 1 && p.sampling.prompt_logprobs == 3);
+    ck_assert_uint_eq(p.prompts[0].text_len, 2);
+    completion_params_fini(&p);
+    json_decref(body);
+    ck_assert_int_eq(
+        parse("{\"prompt\":[1],\"echo\":true,\"max_tokens\":null}", true, &p, &body, &param, &err),
+        LK_OK);
+    ck_assert(p.echo && !p.echo_only && p.sampling.prompt_logprobs == 0);
+    ck_assert(p.sampling.max_tokens == 0 && p.prompts[0].text == NULL);
+    completion_params_fini(&p);
+    json_decref(body);
+}
+END_TEST
+
 START_TEST(test_without_tokenizer)
 {
     static const char *const bodies[] = {"{\"prompt\":\"hi\"}", "{\"prompt\":[\"hi\"]}",
@@ -271,6 +361,8 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_bad_bodies, 0, (int)LK_ARRAY_LEN(bad));
     tcase_add_test(tc, test_defaults);
     tcase_add_test(tc, test_everything);
+    tcase_add_test(tc, test_how_many_logprobs);
+    tcase_add_test(tc, test_echo);
     tcase_add_test(tc, test_without_tokenizer);
     tcase_add_test(tc, test_rules);
     tcase_add_test(tc, test_long_prompts);

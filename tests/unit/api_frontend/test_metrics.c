@@ -3,6 +3,7 @@
 #include "tests/unit/api_frontend/completion_rig.h"
 
 #include <ctype.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,7 @@ START_TEST(test_latencies)
     ck_assert_double_eq(value("lockstep:open_requests" OF_FRONTEND), 1);
     ck_assert_double_eq(value("lockstep:open_completions" OF_FRONTEND), 1);
     fg_advance(&g, 30 * LK_MS_NS);
-    answer(s, &(out_t){.text = "a"});
+    answer(s, &(out_t){.text = "a", .queue_ns = 4 * LK_MS_NS, .prefill_ns = 11 * LK_MS_NS});
     fg_advance(&g, 80 * LK_MS_NS);
     answer(s, &(out_t){.text = "bcde"}); /* 20 ms each */
     fg_advance(&g, 890 * LK_MS_NS);
@@ -67,6 +68,25 @@ START_TEST(test_latencies)
     ck_assert_double_eq(value("vllm:inter_token_latency_seconds_count" OF_FRONTEND), 4);
     ck_assert_double_eq_tol(value("vllm:inter_token_latency_seconds_sum" OF_FRONTEND), 0.08, 1e-9);
     ck_assert_double_eq_tol(value("vllm:e2e_request_latency_seconds_sum" OF_FRONTEND), 1.0, 1e-9);
+    static const struct {
+        const char *name;
+        double sum;
+    } sums[] = {
+        {"vllm:request_queue_time_seconds_sum" OF_FRONTEND, 0.004},
+        {"vllm:request_prefill_time_seconds_sum" OF_FRONTEND, 0.011},
+        {"vllm:request_decode_time_seconds_sum" OF_FRONTEND, 0.08},
+        {"vllm:request_inference_time_seconds_sum" OF_FRONTEND, 0.091},
+        {"vllm:request_time_per_output_token_seconds_sum" OF_FRONTEND, 0.02},
+        {"vllm:request_params_n_sum" OF_FRONTEND, 1},
+        {"vllm:request_params_max_tokens_sum" OF_FRONTEND, 16},
+        {"vllm:request_max_num_generation_tokens_sum" OF_FRONTEND, 5},
+        {"vllm:request_prefill_kv_computed_tokens_sum" OF_FRONTEND, 1},
+    };
+    for (size_t i = 0; i < LK_ARRAY_LEN(sums); i++) {
+        ck_assert_msg(fabs(value(sums[i].name) - sums[i].sum) < 1e-9, "%s is %g", sums[i].name,
+                      value(sums[i].name));
+    }
+    ck_assert_double_eq(value("vllm:request_decode_time_seconds_count" OF_FRONTEND), 1);
     ck_assert_double_eq(value("vllm:request_prompt_tokens_sum" OF_FRONTEND), 3);
     ck_assert_double_eq(value("vllm:request_generation_tokens_sum" OF_FRONTEND), 5);
     ck_assert_double_eq(value(FINISHED("length")), 1);
@@ -90,6 +110,12 @@ START_TEST(test_ends)
     ck_assert_double_eq(value(FINISHED("stop")), 1);
     fc_call(&d, &api, "POST", "/abort_requests", "{}");
     ck_assert_double_eq(value(FINISHED("abort")), 1);
+    /* once for a prompt, when all of its choices have ended; no times of what never ran */
+    ck_assert_double_eq(value("vllm:request_params_n_sum" OF_FRONTEND), 2);
+    ck_assert_double_eq(value("vllm:request_params_n_count" OF_FRONTEND), 1);
+    ck_assert_double_eq(value("vllm:request_max_num_generation_tokens_sum" OF_FRONTEND), 5);
+    ck_assert_double_eq(value("vllm:request_queue_time_seconds_count" OF_FRONTEND), 1);
+    ck_assert_double_eq(value("vllm:request_decode_time_seconds_count" OF_FRONTEND), 1);
     fc_fini(&c);
     fc_fini(&d);
     (void)take_add();
