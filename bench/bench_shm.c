@@ -8,6 +8,7 @@
  *     bench_shm [MEGABYTES [SLOTS]]
  */
 #include "base/check.h"
+#include "bench/plain_sink.h"
 #include "transfer/backends/backends.h"
 #include "transfer/backends/shm/shm_ring.h"
 #include "transfer/backends/shm/shm_stream.h"
@@ -38,49 +39,14 @@ static double seconds(clockid_t clock)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-typedef struct {
-    uint8_t *place;
-    bool digest;
-} storage_t;
-
-static lk_status_t accept_list(void *ctx, const tensor_desc_t *list, size_t n, lk_error_t *err)
-{
-    return LK_OK;
-}
-
-static void *place_of(void *ctx, size_t index)
-{
-    return ((storage_t *)ctx)->place + index * TENSOR_BYTES;
-}
-
-static lk_status_t take(void *ctx, size_t index, const void *bytes, size_t len, lk_error_t *err)
-{
-    storage_t *self = ctx;
-    digest_t digest = {{0}};
-    if (bytes != place_of(ctx, index)) {
-        memcpy(place_of(ctx, index), bytes, len);
-    }
-    return self->digest ? digest_add(&digest, bytes, LK_DTYPE_BF16, LK_DTYPE_BF16, len / 2, 0)
-                        : LK_OK;
-}
-
-static void *filled(void)
-{
-    void *place = malloc(n_tensors * (size_t)TENSOR_BYTES);
-    CHECK(place != NULL);
-    memset(place, 1, n_tensors * (size_t)TENSOR_BYTES); /* pages are there, as a model's are */
-    return place;
-}
-
 /* *cpu: in memory that the parent sees. */
 static void run_rank(uint32_t rank, uint32_t n_ranks, const char *segment, bool packed, bool digest,
                      double *cpu)
 {
-    static const weight_sink_ops_t ops = {
-        .check = accept_list, .plan = accept_list, .direct = place_of, .tensor = take};
     lk_error_t err = LK_ERROR_INIT;
-    storage_t storage = {filled(), digest};
-    weight_sink_t sink = {&ops, &storage};
+    plain_sink_t storage;
+    plain_sink_init(&storage, n_tensors, TENSOR_BYTES, digest);
+    weight_sink_t sink = plain_sink(&storage);
     void *state = calloc(1, wte_shm.state_size);
     CHECK(state != NULL);
     wte_context_t ctx = {rank, n_ranks, 1, lk_env_real(), 30 * LK_SECOND_NS, NULL};
@@ -170,16 +136,17 @@ static void engine(const char *what, uint32_t n_ranks, bool packed, bool checked
 /* The same bytes from the trainer's memory into a model's, best of three. */
 static double plain(void)
 {
-    uint8_t *place = filled();
+    plain_sink_t storage;
+    plain_sink_init(&storage, n_tensors, TENSOR_BYTES, false);
     double best = 1e9;
     for (int i = 0; i < 3; i++) {
         double start = seconds(CLOCK_MONOTONIC);
         for (size_t t = 0; t < n_tensors; t++) {
-            memcpy(place + t * TENSOR_BYTES, data[t], TENSOR_BYTES);
+            memcpy(storage.place + t * TENSOR_BYTES, data[t], TENSOR_BYTES);
         }
         best = LK_MIN(best, seconds(CLOCK_MONOTONIC) - start);
     }
-    free(place);
+    plain_sink_fini(&storage);
     return best;
 }
 

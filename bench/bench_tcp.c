@@ -6,6 +6,7 @@
  *     bench_tcp [MEGABYTES]
  */
 #include "base/check.h"
+#include "bench/plain_sink.h"
 #include "transfer/backends/backends.h"
 #include "transfer/backends/tcp/tcp_stream.h"
 #include "transfer/backends/transfer_sender.h"
@@ -27,34 +28,6 @@ static const void *data[MAX_TENSORS];
 static char names[MAX_TENSORS][24];
 static size_t n_tensors;
 
-/* ---- a rank's storage ---- */
-
-typedef struct {
-    uint8_t *place;
-    bool digest;
-} storage_t;
-
-static lk_status_t accept_list(void *ctx, const tensor_desc_t *list, size_t n, lk_error_t *err)
-{
-    return LK_OK;
-}
-
-static void *place_of(void *ctx, size_t index)
-{
-    return ((storage_t *)ctx)->place + index * TENSOR_BYTES;
-}
-
-static lk_status_t take(void *ctx, size_t index, const void *bytes, size_t len, lk_error_t *err)
-{
-    storage_t *self = ctx;
-    digest_t digest = {{0}};
-    if (bytes != place_of(ctx, index)) {
-        memcpy(place_of(ctx, index), bytes, len);
-    }
-    return self->digest ? digest_add(&digest, bytes, LK_DTYPE_BF16, LK_DTYPE_BF16, len / 2, 0)
-                        : LK_OK;
-}
-
 static double seconds(void)
 {
     return (double)lk_env_now_ns(lk_env_real()) / 1e9;
@@ -62,14 +35,12 @@ static double seconds(void)
 
 static void run_rank(uint32_t rank, uint32_t n_ranks, uint16_t port, bool packed, bool digest)
 {
-    static const weight_sink_ops_t ops = {
-        .check = accept_list, .plan = accept_list, .direct = place_of, .tensor = take};
     lk_error_t err = LK_ERROR_INIT;
-    storage_t storage = {calloc(n_tensors, TENSOR_BYTES), digest};
-    weight_sink_t sink = {&ops, &storage};
+    plain_sink_t storage;
+    plain_sink_init(&storage, n_tensors, TENSOR_BYTES, digest);
+    weight_sink_t sink = plain_sink(&storage);
     void *state = calloc(1, wte_tcp.state_size);
-    CHECK(storage.place != NULL && state != NULL);
-    memset(storage.place, 1, n_tensors * TENSOR_BYTES); /* pages are there, as a model's are */
+    CHECK(state != NULL);
     wte_context_t ctx = {rank, n_ranks, 1, lk_env_real(), 30 * LK_SECOND_NS, NULL};
     json_t *init = json_pack("{s:s, s:i, s:s}", "master_address", "127.0.0.1", "master_port",
                              (int)port, "session_token", TOKEN);
