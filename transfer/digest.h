@@ -26,6 +26,10 @@ typedef struct {
  * rounded to `stored` (nearest even) before it is digested. */
 LK_MUST_USE lk_status_t digest_add(digest_t *acc, const void *data, lk_dtype_t dtype,
                                    lk_dtype_t stored, uint64_t n, uint64_t first);
+/* The same, and stores the elements in dst as `stored`, in one pass over memory. dst and data don't
+ * overlap. */
+LK_MUST_USE lk_status_t digest_store(digest_t *acc, void *dst, const void *data, lk_dtype_t dtype,
+                                     lk_dtype_t stored, uint64_t n, uint64_t first);
 /* Adds one tensor to a set's digest. */
 void digest_set_add(digest_t *set, const char *canonical_name, digest_t tensor);
 /* Takes it out again (the sum is a group). */

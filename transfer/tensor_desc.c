@@ -176,15 +176,10 @@ static float f64_to_f32_odd(double x)
 #define VECTORISED __attribute__((optimize("O3")))
 #endif
 
-VECTORISED lk_status_t dtype_convert(void *restrict dst, lk_dtype_t dst_dtype,
-                                     const void *restrict src, lk_dtype_t src_dtype, size_t n)
+VECTORISED static inline __attribute__((always_inline)) lk_status_t
+convert(void *restrict dst, lk_dtype_t dst_dtype, const void *restrict src, lk_dtype_t src_dtype,
+        size_t n)
 {
-    if (dst_dtype == src_dtype) {
-        if (n > 0) {
-            memcpy(dst, src, n * dtype_bytes(src_dtype));
-        }
-        return LK_OK;
-    }
     switch (PAIR(dst_dtype, src_dtype)) {
     case PAIR(LK_DTYPE_F32, LK_DTYPE_BF16):
         CONVERT_LOOP(float, uint16_t, lk_bf16_to_f32(x));
@@ -213,4 +208,42 @@ VECTORISED lk_status_t dtype_convert(void *restrict dst, lk_dtype_t dst_dtype,
     default:
         return LK_ERR_UNSUPPORTED;
     }
+}
+
+/* The same loops for several instruction sets, picked at run time by an if, not an ifunc, which
+ * sanitizers can't follow. */
+#define DEFINE_CONVERT(suffix, attributes)                                                         \
+    VECTORISED attributes static lk_status_t convert_##suffix(                                     \
+        void *restrict dst, lk_dtype_t dst_dtype, const void *restrict src, lk_dtype_t src_dtype,  \
+        size_t n)                                                                                  \
+    {                                                                                              \
+        return convert(dst, dst_dtype, src, src_dtype, n);                                         \
+    }
+
+DEFINE_CONVERT(base, )
+#if defined(__x86_64__)
+DEFINE_CONVERT(avx2, __attribute__((target("avx2"))))
+DEFINE_CONVERT(avx512, __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,"
+                                             "prefer-vector-width=512"))))
+#endif
+
+lk_status_t dtype_convert(void *restrict dst, lk_dtype_t dst_dtype, const void *restrict src,
+                          lk_dtype_t src_dtype, size_t n)
+{
+    if (dst_dtype == src_dtype) {
+        if (n > 0) {
+            memcpy(dst, src, n * dtype_bytes(src_dtype));
+        }
+        return LK_OK;
+    }
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl")) {
+        return convert_avx512(dst, dst_dtype, src, src_dtype, n);
+    }
+    if (__builtin_cpu_supports("avx2")) {
+        return convert_avx2(dst, dst_dtype, src, src_dtype, n);
+    }
+#endif
+    return convert_base(dst, dst_dtype, src, src_dtype, n);
 }

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define CHUNK     16384      /* elements converted and digested while they are in the cache */
 #define HUGE_PAGE (2u << 20) /* bytes */
 #define NO_SLOT   UINT32_MAX
 
@@ -264,28 +263,15 @@ static void set_digest(weight_table_t *self, uint32_t i, digest_t digest)
     digest_set_add(&self->digest, slot->name, digest);
 }
 
-/* Casts n elements into the slot if it has storage, and digests what is stored. bytes may be the
+/* Casts a tensor into the slot if it has storage, and digests what is stored. bytes may be the
  * slot's own storage. */
 static digest_t store_and_digest(weight_table_t *self, const weight_slot_t *slot, const char *bytes,
                                  lk_dtype_t dtype)
 {
     digest_t digest = {{0, 0}};
-    size_t from_size = dtype_bytes(dtype), to_size = dtype_bytes(self->stored);
-    for (uint64_t i = 0; i < slot->numel; i += CHUNK) {
-        uint64_t n = LK_MIN(slot->numel - i, (uint64_t)CHUNK);
-        const char *from = bytes + i * from_size;
-        lk_dtype_t from_dtype = dtype;
-        lk_status_t status = LK_OK;
-        if (slot->data != NULL) {
-            char *to = (char *)slot->data + i * to_size;
-            status = from != to ? dtype_convert(to, self->stored, from, dtype, n) : LK_OK;
-            from = to;
-            from_dtype = self->stored;
-        }
-        CHECK(status == LK_OK); /* plans hold floating dtypes only */
-        status = digest_add(&digest, from, from_dtype, self->stored, n, i);
-        CHECK(status == LK_OK);
-    }
+    void *to = bytes != slot->data ? slot->data : NULL;
+    lk_status_t status = digest_store(&digest, to, bytes, dtype, self->stored, slot->numel, 0);
+    CHECK(status == LK_OK); /* plans hold floating dtypes only */
     return digest;
 }
 

@@ -1,3 +1,4 @@
+#include "base/check.h"
 #include "base/hash.h"
 #include "base/prng.h"
 #include "tests/lib/test_main.h"
@@ -54,6 +55,58 @@ START_TEST(formula_holds_for_every_dtype)
 }
 END_TEST
 
+/* The values that rounding and widening treat on their own, and every pair of dtypes: the digest of
+ * digest_add, the bytes of dtype_convert. */
+START_TEST(storing_converts_and_digests)
+{
+    static const lk_dtype_t floats[] = {LK_DTYPE_F32, LK_DTYPE_BF16, LK_DTYPE_F16, LK_DTYPE_F64};
+    static const uint32_t special[] = {0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF, 0x7FC00000,
+                                       0x7F7FFFFF, 0x00000001, 0x80000000, 0x3F808000, 0x3F818000};
+    float values[N];
+    char data[N * 8 + 1], stored[N * 8 + 1], expected[N * 8];
+    random_values(values, "storing");
+    for (int i = 0; i < 700; i++) {
+        memcpy(&values[i + 64], &special[i % LK_ARRAY_LEN(special)], sizeof values[0]);
+    }
+    for (int s = 0; s < 4; s++) {
+        for (int d = 0; d < 4; d++) {
+            for (uint64_t n = 0; n < N; n = n * 2 + 1) {
+                digest_t acc = {{0, 0}}, want = {{0, 0}};
+                ck_ok(dtype_convert(data + 1, floats[s], values, LK_DTYPE_F32, N));
+                ck_ok(dtype_convert(expected, floats[d], data + 1, floats[s], N));
+                memset(stored, 7, sizeof stored);
+                ck_ok(digest_store(&acc, stored + 1, data + 1, floats[s], floats[d], n, 190));
+                ck_ok(digest_add(&want, expected, floats[d], floats[d], n, 190));
+                ck_assert(digest_equal(acc, want));
+                size_t len = n * dtype_bytes(floats[d]);
+                ck_assert_mem_eq(stored + 1, expected, len);
+                ck_assert(stored[0] == 7 && stored[len + 1] == 7);
+            }
+        }
+    }
+}
+END_TEST
+
+/* The kernels' shortcut for the index holds within 2^30 indices: across a border too. */
+START_TEST(formula_holds_where_the_index_carries)
+{
+    static const uint64_t c[2] = {0x6c6f636b73746570ull, 0x7765696768747321ull};
+    float values[N];
+    random_values(values, "carries");
+    for (int l = 0; l < 2; l++) {
+        uint64_t border = (~(c[l] + 0x9E3779B97F4A7C15ull) & ((1ull << 30) - 1)) + 1;
+        for (uint64_t before = 400; before < 470; before++) {
+            digest_t acc = {{0, 0}}, want = reference(values, N, border - before);
+            ck_ok(digest_add(&acc, values, LK_DTYPE_F32, LK_DTYPE_F32, N, border - before));
+            ck_assert(digest_equal(acc, want));
+        }
+        digest_t acc = {{0, 0}}, want = reference(values, N, UINT64_MAX - 500);
+        ck_ok(digest_add(&acc, values, LK_DTYPE_F32, LK_DTYPE_F32, N, UINT64_MAX - 500));
+        ck_assert(digest_equal(acc, want));
+    }
+}
+END_TEST
+
 START_TEST(parts_in_any_order_sum_to_the_whole)
 {
     float values[N];
@@ -101,6 +154,9 @@ START_TEST(integers_are_sign_extended)
     ck_assert_int_eq(digest_add(&untouched, i32, LK_DTYPE_I32, LK_DTYPE_F32, 3, 0),
                      LK_ERR_UNSUPPORTED);
     ck_assert_uint_eq(untouched.lane[0], 7);
+    int32_t copied[3];
+    ck_ok(digest_store(&a, copied, i32, LK_DTYPE_I32, LK_DTYPE_I32, 3, 5));
+    ck_assert_mem_eq(copied, i32, sizeof i32);
 }
 END_TEST
 
@@ -141,6 +197,8 @@ Suite *test_suite(void)
     Suite *suite = suite_create("digest");
     TCase *tc = tcase_create("all");
     tcase_add_test(tc, formula_holds_for_every_dtype);
+    tcase_add_test(tc, storing_converts_and_digests);
+    tcase_add_test(tc, formula_holds_where_the_index_carries);
     tcase_add_test(tc, parts_in_any_order_sum_to_the_whole);
     tcase_add_test(tc, position_and_value_matter);
     tcase_add_test(tc, integers_are_sign_extended);
