@@ -92,8 +92,11 @@ static uint32_t best_by_score(router_t *self)
 {
     uint32_t best = UINT32_MAX;
     double best_score = 0;
+    uint32_t next = self->start;
     for (uint32_t i = 0; i < self->n_ranks; i++) {
-        uint32_t r = (self->start + i) % self->n_ranks;
+        uint32_t r = next;
+        next =
+            r + 1 < self->n_ranks ? r + 1 : 0; /* a division per rank would be the longest part */
         if (self->ranks[r].dead) {
             continue;
         }
