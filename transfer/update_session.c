@@ -65,7 +65,9 @@ const char *update_state_name(update_state_t state)
 #define INITIALISING    "init_weight_transfer_engine has not finished yet."
 #define RECEIVING       "update_weights has not finished yet."
 
-#define N_STATES (UPDATE_STATE_RECEIVING + 1)
+#define PREPARING "finish_weight_update has not finished yet."
+
+#define N_STATES (UPDATE_STATE_PREPARING + 1)
 #define N_VERBS  (UPDATE_VERB_SET_VERSION + 1)
 
 static const char *const refusals[N_STATES][N_VERBS] = {
@@ -83,9 +85,19 @@ static const char *const refusals[N_STATES][N_VERBS] = {
                                 [UPDATE_VERB_START] = ALREADY_OPEN,
                                 [UPDATE_VERB_UPDATE] = RECEIVING,
                                 [UPDATE_VERB_FINISH] = RECEIVING},
+    [UPDATE_STATE_PREPARING] = {[UPDATE_VERB_INIT] = INIT_OPEN,
+                                [UPDATE_VERB_START] = ALREADY_OPEN,
+                                [UPDATE_VERB_UPDATE] = PREPARING,
+                                [UPDATE_VERB_FINISH] = PREPARING},
 };
 
 /* ---- the sink as the engine sees it: notes that bytes reached it ---- */
+
+/* Bytes have come to the weights in force, or to a place that they may come to. */
+static void note_touched(update_session_t *self)
+{
+    self->touched = self->touched || self->sink.ops->prepare == NULL;
+}
 
 static lk_status_t watched_check(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
@@ -106,7 +118,9 @@ static void *watched_direct(void *ctx, size_t index)
         return NULL;
     }
     void *place = self->sink.ops->direct(self->sink.ctx, index);
-    self->touched = self->touched || place != NULL;
+    if (place != NULL) {
+        note_touched(self);
+    }
     return place;
 }
 
@@ -114,7 +128,7 @@ static lk_status_t watched_tensor(void *ctx, size_t index, const void *bytes, si
                                   lk_error_t *err)
 {
     update_session_t *self = ctx;
-    self->touched = true;
+    note_touched(self);
     return self->sink.ops->tensor(self->sink.ctx, index, bytes, len, err);
 }
 
@@ -128,7 +142,9 @@ static void *watched_device_direct(void *ctx, size_t index)
 {
     update_session_t *self = ctx;
     void *place = self->sink.ops->device_direct(self->sink.ctx, index);
-    self->touched = self->touched || place != NULL;
+    if (place != NULL) {
+        note_touched(self);
+    }
     return place;
 }
 
@@ -136,7 +152,7 @@ static lk_status_t watched_device_tensor(void *ctx, size_t index, const void *by
                                          device_stream_t *stream, lk_error_t *err)
 {
     update_session_t *self = ctx;
-    self->touched = true;
+    note_touched(self);
     return self->sink.ops->device_tensor(self->sink.ctx, index, bytes, len, stream, err);
 }
 
@@ -421,7 +437,7 @@ static void enter_abort(update_session_t *self)
         self->ops->abort(self->engine);
         self->state = UPDATE_STATE_UNCONFIGURED;
         update_spec_fini(&self->spec);
-    } else if (self->state == UPDATE_STATE_OPEN) {
+    } else if (self->state == UPDATE_STATE_OPEN || self->state == UPDATE_STATE_PREPARING) {
         self->state = UPDATE_STATE_READY;
     }
     leave_disk(self);
@@ -477,6 +493,18 @@ static lk_status_t canceled_text(update_session_t *self, lk_status_t st, lk_erro
     return st;
 }
 
+static lk_status_t test_prepare(update_session_t *self, lk_error_t *err)
+{
+    lk_status_t st = self->canceled[0] != '\0'
+                         ? lk_error_set(err, LK_ERR_CANCELED, "finish_weight_update was aborted")
+                         : self->sink.ops->prepare(self->sink.ctx, err);
+    self->progress.moves++;
+    if (st != LK_INPROGRESS) {
+        self->state = UPDATE_STATE_OPEN; /* until the outcome */
+    }
+    return st;
+}
+
 lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
 {
     lk_status_t st = LK_OK;
@@ -495,14 +523,27 @@ lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
             update_spec_fini(&self->spec);
             self->state = st == LK_OK ? UPDATE_STATE_OPEN : UPDATE_STATE_UNCONFIGURED;
         }
+    } else if (self->state == UPDATE_STATE_PREPARING) {
+        st = test_prepare(self, err);
     }
     return canceled_text(self, st, err);
 }
 
+void update_session_prepare(update_session_t *self)
+{
+    CHECK(self->state == UPDATE_STATE_OPEN && self->posted == UPDATE_VERB_FINISH && self->entered &&
+          self->sink.ops->prepare != NULL);
+    self->state = UPDATE_STATE_PREPARING;
+}
+
 void update_session_cancel(update_session_t *self, const char *why)
 {
-    if (self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING) {
-        snprintf(self->canceled, sizeof self->canceled, "%s", why);
+    bool moves = self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING;
+    if (moves || self->state == UPDATE_STATE_PREPARING) {
+        snprintf(self->canceled, sizeof self->canceled, "%s",
+                 why[0] != '\0' ? why : "the call was cancelled");
+    }
+    if (moves) {
         self->ops->abort(self->engine);
     }
 }
@@ -517,7 +558,7 @@ static void undo(update_session_t *self, update_verb_t verb)
         self->configured_ready = false; /* to the group, nothing is initialised now */
         leave_disk(self);
     } else if (verb == UPDATE_VERB_FINISH) {
-        self->touched = true; /* none committed: no rank may use what it received */
+        note_touched(self); /* none committed: no rank may use what it received */
         self->state = UPDATE_STATE_READY;
         leave_disk(self);
     }

@@ -10,6 +10,10 @@
  * reached the sink; then only a session that brings every tensor of the model can be finished.
  * INIT in an open session is refused: abort_weight_update first.
  *
+ * Over a sink of two sets (weight_sink.h) nothing touches the weights in force: `touched` stays
+ * false, and a session may bring any part of the model whatever came before. Between a FINISH and
+ * its outcome then comes PREPARING.
+ *
  * An init_info with {"backend": "disk"} brings in the disk engine whatever is configured, for one
  * session; after it the configured engine goes on where it was (unless it failed).
  */
@@ -37,7 +41,8 @@ typedef enum {
 
 const char *update_verb_name(update_verb_t verb);
 
-#define UPDATE_STATE_TABLE(X) X(UNCONFIGURED) X(INITIALISING) X(READY) X(OPEN) X(RECEIVING)
+#define UPDATE_STATE_TABLE(X)                                                                      \
+    X(UNCONFIGURED) X(INITIALISING) X(READY) X(OPEN) X(RECEIVING) X(PREPARING)
 typedef enum {
 #define X(name) UPDATE_STATE_##name,
     UPDATE_STATE_TABLE(X)
@@ -71,6 +76,9 @@ LK_MUST_USE lk_status_t update_session_check(const update_session_t *self, updat
 LK_MUST_USE lk_status_t update_session_post(update_session_t *self, update_verb_t verb,
                                             const char *spec, size_t spec_len, lk_error_t *err);
 LK_MUST_USE lk_status_t update_session_test(update_session_t *self, lk_error_t *err);
+/* For sinks of two sets, after a FINISH was posted and before its outcome: what commit needs; goes
+ * on in test. */
+void update_session_prepare(update_session_t *self);
 /* Ends a posted call; test then returns LK_ERR_CANCELED with `why`. Idempotent. */
 void update_session_cancel(update_session_t *self, const char *why);
 

@@ -2,14 +2,21 @@
  * weight_sink.h: where received tensors go. The update session and the transfer engines know this
  * interface only; the engine's weight table implements it, tests implement it over plain memory.
  *
- * Order of calls: plan -> tensor* (each planned index once, any order) -> plan ... -> commit |
- * abandon. One thread; nothing blocks.
+ * Order of calls: begin -> plan -> tensor* (each planned index once, any order) -> plan ... ->
+ * (prepare* -> commit) | nothing more; the next begin forgets what a session left. One thread;
+ * nothing blocks, and no call does more than a bounded piece of work.
+ *
+ * A sink with `prepare` has two sets: a session's bytes go to the incoming one, and the set in
+ * force is written by nobody. commit makes the incoming set the one in force.
  */
 #ifndef LK_TRANSFER_WEIGHT_SINK_H
 #define LK_TRANSFER_WEIGHT_SINK_H
 
 #include "transfer/device_ops.h"
 #include "transfer/digest.h"
+
+/* Bytes of a tensor that one call works on at most, about. */
+#define WEIGHT_SINK_SLICE_BYTES (512u << 10)
 
 typedef struct weight_sink_ops {
     /* Checks a complete list (names, dtypes, shapes) and changes nothing. Lists all offenders in
@@ -24,7 +31,8 @@ typedef struct weight_sink_ops {
      * this rank. NULL when it needs a staging buffer. */
     void *(*direct)(void *ctx, size_t index);
     /* A whole tensor has arrived. bytes may equal direct(index). Casts, slices, stores what this
-     * rank owns, and digests all of it. */
+     * rank owns, and digests all of it. INPROGRESS: a slice of that is done; the caller calls again
+     * with the same arguments, and hands over no other tensor before. */
     lk_status_t (*tensor)(void *ctx, size_t index, const void *bytes, size_t len, lk_error_t *err);
     /* (optional, all three or none) For weights in an accelerator's memory, beside the two above,
      * which then take host memory only. The device; the same for the sink's whole life. */
@@ -46,15 +54,45 @@ typedef struct weight_sink_ops {
     void (*missing)(void *ctx, char *out, size_t room);
     /* A session starts: forgets which tensors arrived. */
     void (*begin)(void *ctx);
-    /* The group committed: post-process (re-pack), publish. */
+    /* (optional, with incoming) What commit needs: completes the incoming set with what did not
+     * arrive, and re-packs it; nothing in force changes. A slice of it per call: INPROGRESS until
+     * all is done. */
+    lk_status_t (*prepare)(void *ctx, lk_error_t *err);
+    /* The group committed: post-process (re-pack), publish. After prepare: swaps pointers, and
+     * can't fail. */
     lk_status_t (*commit)(void *ctx, lk_error_t *err);
-    /* Digest of the whole set as it stands. */
+    /* Digest of the whole set in force, as it stands. */
     digest_t (*digest)(void *ctx);
+    /* Digest of the incoming set; that of what commit will put in force once prepare is done. */
+    digest_t (*incoming)(void *ctx);
 } weight_sink_ops_t;
 
 typedef struct {
     const weight_sink_ops_t *ops;
     void *ctx;
 } weight_sink_t;
+
+/* A whole tensor at once, for callers that may take their time. */
+LK_MUST_USE static inline lk_status_t weight_sink_store(const weight_sink_t *sink, size_t index,
+                                                        const void *bytes, size_t len,
+                                                        lk_error_t *err)
+{
+    lk_status_t status;
+    do {
+        status = sink->ops->tensor(sink->ctx, index, bytes, len, err);
+    } while (status == LK_INPROGRESS);
+    return status;
+}
+/* All that commit takes, likewise. */
+LK_MUST_USE static inline lk_status_t weight_sink_commit(const weight_sink_t *sink, lk_error_t *err)
+{
+    lk_status_t status = LK_OK;
+    if (sink->ops->prepare != NULL) {
+        do {
+            status = sink->ops->prepare(sink->ctx, err);
+        } while (status == LK_INPROGRESS);
+    }
+    return status == LK_OK ? sink->ops->commit(sink->ctx, err) : status;
+}
 
 #endif

@@ -54,6 +54,7 @@ typedef struct {
 
 typedef struct {
     uint64_t tensors_done, tensors_total, bytes_done, bytes_total;
+    uint64_t moves;        /* differs after a test that did something: there may be more at once */
     char waiting_for[128]; /* "trainer 127.0.0.1:4000, bucket 3 of 9"; empty when idle */
 } wte_progress_t;
 

@@ -58,6 +58,8 @@ static void lanes_free(transfer_receiver_t *self)
     free(self->lanes);
     self->lanes = NULL;
     self->n_lanes = 0;
+    self->turn = 0;
+    self->delivering = NULL;
 }
 
 static void receiver_close(transfer_receiver_t *self, receiver_phase_t phase)
@@ -76,6 +78,7 @@ static void receiver_close(transfer_receiver_t *self, receiver_phase_t phase)
 static void touch(transfer_receiver_t *self)
 {
     self->progress_ns = lk_env_now_ns(self->ctx.env);
+    self->progress.moves++;
 }
 
 static void queue_frame(transfer_lane_t *lane, const transfer_frame_t *frame)
@@ -561,7 +564,8 @@ static lk_status_t begin_frame(transfer_receiver_t *self, transfer_lane_t *lane,
     return LK_OK;
 }
 
-/* Hands the verified bucket's next tensor to the sink; after the last one acknowledges. */
+/* Hands a slice of the verified bucket's next tensor to the sink; after the last one acknowledges.
+ */
 static lk_status_t deliver(transfer_receiver_t *self, transfer_lane_t *lane, uint64_t *cost,
                            lk_error_t *err)
 {
@@ -572,11 +576,15 @@ static lk_status_t deliver(transfer_receiver_t *self, transfer_lane_t *lane, uin
         static uint8_t nothing[8]; /* of an empty tensor */
         uint8_t *place = lane->places[lane->delivered];
         place = place != NULL ? place : bytes > 0 ? lane->staging + lane->deliver_at : nothing;
-        LK_RETURN_IF_ERROR(self->sink.ops->tensor(self->sink.ctx, index, place, bytes, err));
+        lk_status_t st = self->sink.ops->tensor(self->sink.ctx, index, place, bytes, err);
+        *cost = LK_MIN(bytes, (uint64_t)WEIGHT_SINK_SLICE_BYTES);
+        self->delivering = st == LK_INPROGRESS ? lane : NULL;
+        if (st != LK_OK) {
+            return st < 0 ? st : LK_OK;
+        }
         lane->delivered++;
         lane->deliver_at += bytes;
         self->progress.tensors_done++;
-        *cost = bytes;
     }
     if (lane->delivered == bucket->count) {
         queue_frame(lane, &(transfer_frame_t){TRANSFER_ACK, self->session, self->update,
@@ -665,6 +673,9 @@ static lk_status_t lane_run(transfer_receiver_t *self, transfer_lane_t *lane, in
     LK_RETURN_IF_ERROR(flush(lane, did, err));
     while (*budget > 0 && lane->bucket < self->n_buckets) {
         uint64_t cost = 0;
+        if (lane->verified && self->delivering != NULL && self->delivering != lane) {
+            break;
+        }
         lk_status_t st =
             lane->verified ? deliver(self, lane, &cost, err) : receive_some(self, lane, &cost, err);
         if (st != LK_OK) {
@@ -692,7 +703,7 @@ lk_status_t receiver_step(transfer_receiver_t *self, lk_error_t *err)
     const transfer_lane_t *behind = NULL;
     int64_t budget = RECEIVER_STEP_BYTES;
     for (size_t i = 0; i < self->n_lanes; i++) {
-        transfer_lane_t *lane = &self->lanes[i];
+        transfer_lane_t *lane = &self->lanes[(self->turn + i) % self->n_lanes];
         lk_error_t inner = LK_ERROR_INIT;
         if (lane_run(self, lane, &budget, &did, &inner) < 0) {
             where(self, lane, at, sizeof at);
@@ -708,6 +719,7 @@ lk_status_t receiver_step(transfer_receiver_t *self, lk_error_t *err)
             behind = behind == NULL || lane->bucket < behind->bucket ? lane : behind;
         }
     }
+    self->turn = (self->turn + 1) % self->n_lanes;
     if (did) {
         touch(self);
     }

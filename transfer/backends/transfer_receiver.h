@@ -12,8 +12,9 @@
 #include "transfer/packed_layout.h"
 #include "transfer/weight_transfer_engine.h"
 
-/* Payload bytes that one receiver_step moves at most (a tensor is handed over in one piece). */
-#define RECEIVER_STEP_BYTES (8u << 20)
+/* Payload bytes that one receiver_step moves or hands on, about: it runs between the slices of a
+ * forward pass. */
+#define RECEIVER_STEP_BYTES (1u << 20)
 
 typedef enum {
     RECEIVER_CLOSED,    /* never opened, failed or aborted */
@@ -32,6 +33,8 @@ typedef struct {
     char peer[128];
     transfer_lane_t *lanes;
     size_t n_lanes;
+    size_t turn;                 /* lane that the next step begins with */
+    transfer_lane_t *delivering; /* has handed over a slice of a tensor: the others wait */
     uint64_t session;
     uint64_t update;       /* counts from 1 */
     uint64_t progress_ns;  /* when something last moved */

@@ -13,8 +13,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define STEP_BYTES (8u << 20) /* read per update_test */
-#define READ_BYTES (1u << 20)
+#define STEP_BYTES (1u << 20) /* read or handed on per update_test, about */
+#define READ_BYTES (512u << 10)
 
 typedef enum { DISK_CLOSED, DISK_IDLE, DISK_READING, DISK_CANCELED } disk_phase_t;
 
@@ -259,7 +259,7 @@ static lk_status_t choose_target(disk_t *self, uint64_t bytes, lk_error_t *err)
     return LK_OK;
 }
 
-/* A piece of the tensor, or its end. */
+/* A piece of the tensor, or a slice of what the sink does with it. */
 static lk_status_t read_some(disk_t *self, uint64_t *cost, lk_error_t *err)
 {
     const tensor_desc_t *desc = &self->load.tensors[self->at];
@@ -277,8 +277,12 @@ static lk_status_t read_some(disk_t *self, uint64_t *cost, lk_error_t *err)
         *cost += n;
     }
     if (self->done == entry->bytes) {
-        LK_RETURN_IF_ERROR(
-            self->sink.ops->tensor(self->sink.ctx, self->at, self->target, entry->bytes, err));
+        lk_status_t st =
+            self->sink.ops->tensor(self->sink.ctx, self->at, self->target, entry->bytes, err);
+        *cost += LK_MIN(entry->bytes, (uint64_t)WEIGHT_SINK_SLICE_BYTES);
+        if (st != LK_OK) {
+            return st < 0 ? st : LK_OK;
+        }
         self->progress.tensors_done++;
         self->at++;
         self->done = 0;
@@ -308,6 +312,7 @@ static lk_status_t disk_update_test(void *state, lk_error_t *err)
     if (self->phase != DISK_READING) {
         return lk_error_set(err, LK_ERR_STATE, "no update is under way");
     }
+    self->progress.moves++;
     for (uint64_t cost = 0; cost < STEP_BYTES && self->at < self->load.n_tensors; cost += 64) {
         lk_error_t inner = LK_ERROR_INIT;
         if (read_some(self, &cost, &inner) < 0) {
