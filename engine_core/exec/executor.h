@@ -44,6 +44,7 @@ typedef struct {
     const char *model_dir;
     const model_config_t *model;
     lk_dtype_t dtype; /* F32 or BF16: storage and KV; F32 arithmetic accumulates in float32 */
+    bool shadow;      /* a second set of weights, for updates beside the steps (weight_table.h) */
     bool load_dummy;  /* --load-format dummy */
     uint64_t dummy_seed;
     uint32_t block_size; /* positions per KV block */
@@ -63,6 +64,8 @@ typedef struct executor_ops {
     weight_table_t *(*weights)(executor_t *self);
     /* Bytes of KV per block, for sizing num_blocks before open. */
     uint64_t (*kv_block_bytes)(const executor_config_t *config);
+    /* Bytes of one set of weights here, with what is kept beside it; before open. */
+    uint64_t (*weight_bytes)(const executor_config_t *config);
     lk_status_t (*step_post)(executor_t *self, const exec_batch_t *batch, lk_error_t *err);
     lk_status_t (*step_test)(executor_t *self, exec_result_t *out, lk_error_t *err);
     /* After step_test returned INPROGRESS: true if the step goes on only when the exchange moves

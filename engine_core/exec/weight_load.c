@@ -62,7 +62,10 @@ static lk_status_t load_entries(weight_table_t *table, const safetensors_t *file
     }
     sink.ops->begin(sink.ctx);
     for (size_t i = 0; i < n && status == LK_OK; i++) {
-        status = sink.ops->tensor(sink.ctx, i, entries[i]->data, entries[i]->bytes, err);
+        status = weight_sink_store(&sink, i, entries[i]->data, entries[i]->bytes, err);
+    }
+    if (status == LK_OK) {
+        status = weight_sink_commit(&sink, err);
     }
     sink.ops->begin(sink.ctx);
 done:

@@ -14,6 +14,15 @@
  * [q rows + k rows + v rows, hidden] matrix; gate_proj and up_proj of an MLP or of one expert too,
  * as [2 x intermediate, hidden]. Every such group, and every other tensor, starts at a multiple of
  * WEIGHT_ALIGNMENT bytes.
+ *
+ * Shadow swap (weight_table_add_shadow): a second set of the same layout, to which the sink's
+ * sessions go. commit swaps the two by their pointers. The set that was live until then lacks what
+ * the session brought, and only that: a flag per tensor says so, and prepare copies, from the live
+ * set, those tensors that a flag is set for and that the session at hand has not brought. So a
+ * partial update gives what it would in place; whoever sends all tensors, or the same ones every
+ * time, copies nothing; and a session that failed halfway is repaired in the same way. Copying at
+ * the flip or behind it instead would either stop the steps or touch weights that a session may be
+ * writing already.
  */
 #ifndef LK_ENGINE_CORE_EXEC_WEIGHT_TABLE_H
 #define LK_ENGINE_CORE_EXEC_WEIGHT_TABLE_H
@@ -52,7 +61,29 @@ LK_MUST_USE lk_status_t weight_table_check_whole(const weight_table_t *self,
 /* Random weights (--load-format dummy): a function of seed and name only, equal on all ranks. */
 LK_MUST_USE lk_status_t weight_table_fill(weight_table_t *self, uint64_t seed, lk_error_t *err);
 
-/* NULL if the model has no such tensor. Canonical names only. */
+/* What an executor keeps beside the weights of each set, e.g. re-packed for its kernels. */
+typedef struct {
+    /* The incoming set is complete: builds what belongs to it, a slice per call, INPROGRESS until
+     * all is there. first: the first call for this set, whatever came of an earlier one. */
+    lk_status_t (*prepare)(void *ctx, bool first, lk_error_t *err);
+    /* The sets have been swapped. */
+    void (*flip)(void *ctx);
+    void *ctx;
+} weight_follower_t;
+
+/* Storage of one set: what weight_table_bytes would be, without making it. */
+uint64_t weight_table_size(const model_config_t *config, lk_dtype_t stored, uint32_t ep_rank,
+                           uint32_t ep_size);
+/* Adds the second set, a copy of the first, after a load. Once. LK_ERR_NO_MEMORY. */
+LK_MUST_USE lk_status_t weight_table_add_shadow(weight_table_t *self, lk_error_t *err);
+bool weight_table_has_shadow(const weight_table_t *self);
+/* follower->prepare and flip are called from the sink's; its ctx outlives the sessions. */
+void weight_table_follow(weight_table_t *self, const weight_follower_t *follower);
+/* The same tensor in the incoming set; `slot` itself without a shadow. */
+const weight_slot_t *weight_table_incoming(const weight_table_t *self, const weight_slot_t *slot);
+
+/* NULL if the model has no such tensor. Canonical names only. Of the live set, as everything below;
+ * a slot belongs to its set for life, so it is the incoming one's after a flip. */
 const weight_slot_t *weight_table_find(const weight_table_t *self, const char *name);
 size_t weight_table_count(const weight_table_t *self);
 const weight_slot_t *weight_table_at(const weight_table_t *self, size_t i);

@@ -258,12 +258,12 @@ static lk_status_t load_set(executor_t *executor, const demo_weights_t *weights,
         CHECK(data != NULL);
         lk_status_t status = demo_weights_tensor(weights, i, k, data, err);
         if (status == LK_OK) {
-            status = sink.ops->tensor(sink.ctx, i, data, bytes, err);
+            status = weight_sink_store(&sink, i, data, bytes, err);
         }
         free(data);
         LK_RETURN_IF_ERROR(status);
     }
-    return sink.ops->commit(sink.ctx, err);
+    return weight_sink_commit(&sink, err);
 }
 
 static void replay_init(replay_t *r, const stream_record_t *rec, size_t index, uint32_t block_size,

@@ -16,7 +16,8 @@ struct cpu_copy {
 /* Walks the model's names. The first walk counts the copies, the second makes room in `copied`. */
 typedef struct {
     cpu_model_t *model;
-    const weight_table_t *weights;
+    const weight_table_t *weights; /* NULL: only counts the copies */
+    bool incoming;
     size_t floats; /* taken so far */
     lk_error_t *err;
     bool failed;
@@ -24,7 +25,13 @@ typedef struct {
 
 static const weight_slot_t *find(walk_t *w, const char *name, uint64_t rows, uint64_t cols)
 {
+    if (w->weights == NULL) {
+        return NULL;
+    }
     const weight_slot_t *slot = weight_table_find(w->weights, name);
+    if (slot != NULL && w->incoming) {
+        slot = weight_table_incoming(w->weights, slot);
+    }
     if (slot == NULL || slot->shape[0] != rows || (cols != 0) != (slot->ndim == 2) ||
         (cols != 0 && slot->shape[1] != cols)) {
         if (!w->failed) {
@@ -139,6 +146,17 @@ static void walk(walk_t *w)
     }
 }
 
+uint64_t cpu_model_copied_bytes(const model_config_t *config)
+{
+    cpu_model_t model = {.config = *config};
+    model.layers = calloc(config->num_layers, sizeof *model.layers);
+    CHECK(model.layers != NULL);
+    walk_t w = {.model = &model};
+    walk(&w);
+    free(model.layers);
+    return w.floats * sizeof(float);
+}
+
 void cpu_model_inv_freq(const model_config_t *c, float *out)
 {
     for (uint32_t i = 0; i < c->head_dim / 2; i++) {
@@ -160,8 +178,8 @@ void cpu_model_inv_freq(const model_config_t *c, float *out)
 }
 
 lk_status_t cpu_model_init(cpu_model_t *self, const model_config_t *config,
-                           const weight_table_t *weights, uint32_t ep_rank, uint32_t ep_size,
-                           lk_error_t *err)
+                           const weight_table_t *weights, bool incoming, uint32_t ep_rank,
+                           uint32_t ep_size, lk_error_t *err)
 {
     *self = (cpu_model_t){.config = *config, .dtype = weight_table_dtype(weights)};
     if (config->num_experts > 0) {
@@ -175,7 +193,7 @@ lk_status_t cpu_model_init(cpu_model_t *self, const model_config_t *config,
     if (self->layers == NULL || self->experts == NULL || self->inv_freq == NULL) {
         goto err_memory;
     }
-    walk_t w = {.model = self, .weights = weights, .err = err};
+    walk_t w = {.model = self, .weights = weights, .incoming = incoming, .err = err};
     walk(&w);
     if (w.failed) {
         goto err_fini;
@@ -209,15 +227,26 @@ void cpu_model_fini(cpu_model_t *self)
     *self = (cpu_model_t){0};
 }
 
+lk_status_t cpu_model_refresh_some(cpu_model_t *self, size_t *at, lk_error_t *err)
+{
+    if (*at == self->n_copies) {
+        return LK_OK;
+    }
+    const struct cpu_copy *c = &self->copies[(*at)++];
+    lk_status_t rc =
+        dtype_convert(c->to, LK_DTYPE_F32, c->slot->data, self->dtype, (size_t)c->slot->numel);
+    if (rc < 0) {
+        return lk_error_set(err, rc, "%s: can't be converted to float32", c->slot->name);
+    }
+    return LK_INPROGRESS;
+}
+
 lk_status_t cpu_model_refresh(cpu_model_t *self, lk_error_t *err)
 {
-    for (size_t i = 0; i < self->n_copies; i++) {
-        const struct cpu_copy *c = &self->copies[i];
-        lk_status_t rc =
-            dtype_convert(c->to, LK_DTYPE_F32, c->slot->data, self->dtype, (size_t)c->slot->numel);
-        if (rc < 0) {
-            return lk_error_set(err, rc, "%s: can't be converted to float32", c->slot->name);
-        }
-    }
-    return LK_OK;
+    size_t at = 0;
+    lk_status_t status;
+    do {
+        status = cpu_model_refresh_some(self, &at, err);
+    } while (status == LK_INPROGRESS);
+    return status;
 }

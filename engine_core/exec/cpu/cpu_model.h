@@ -38,13 +38,18 @@ typedef struct cpu_model {
     float *copied;
 } cpu_model_t;
 
-/* Resolves every name in `weights`, which must outlive the model. */
+/* Resolves every name in the live set of `weights`, or in the incoming one; the table must outlive
+ * the model. A set stays the model's through flips: models of the two are swapped with them. */
 LK_MUST_USE lk_status_t cpu_model_init(cpu_model_t *self, const model_config_t *config,
-                                       const weight_table_t *weights, uint32_t ep_rank,
-                                       uint32_t ep_size, lk_error_t *err);
+                                       const weight_table_t *weights, bool incoming,
+                                       uint32_t ep_rank, uint32_t ep_size, lk_error_t *err);
 void cpu_model_fini(cpu_model_t *self);
 /* Takes the float32 copies again. */
 LK_MUST_USE lk_status_t cpu_model_refresh(cpu_model_t *self, lk_error_t *err);
+/* The same, one copy per call: *at counts them from 0. INPROGRESS while there are more. */
+LK_MUST_USE lk_status_t cpu_model_refresh_some(cpu_model_t *self, size_t *at, lk_error_t *err);
+/* Bytes of the float32 copies of one set, without making them. */
+uint64_t cpu_model_copied_bytes(const model_config_t *config);
 
 /* Inverse frequencies as Transformers computes them: default, or llama3's smoothed scaling by
  * wavelength (Llama 3.1). out: [head_dim / 2]. */

@@ -28,8 +28,10 @@ typedef struct {
     ep_t ep;
     bool grouped; /* takes part in expert exchanges */
     weight_table_t *weights;
-    cpu_model_t model;
-    digest_t copied; /* of the weights that the model's float32 copies were taken from */
+    cpu_model_t model;    /* of the live weights */
+    cpu_model_t incoming; /* shadow: of the other set */
+    size_t refreshed;     /* of its copies */
+    digest_t copied;      /* of the weights that the model's float32 copies were taken from */
     team_t *team;
     forward_t *forward;
     moe_t *moe;
@@ -79,6 +81,25 @@ static lk_status_t check_config(const executor_config_t *c, lk_error_t *err)
     return LK_OK;
 }
 
+/* ---- the two sets' models ---- */
+
+static lk_status_t prepare_incoming(void *ctx, bool first, lk_error_t *err)
+{
+    executor_cpu_t *self = ctx;
+    self->refreshed = first ? 0 : self->refreshed;
+    return cpu_model_refresh_some(&self->incoming, &self->refreshed, err);
+}
+
+/* By value: forward.c and moe.c know where the live one is. */
+static void flip_models(void *ctx)
+{
+    executor_cpu_t *self = ctx;
+    cpu_model_t model = self->incoming;
+    self->incoming = self->model;
+    self->model = model;
+    self->copied = weight_table_digest(self->weights);
+}
+
 static lk_status_t open_weights(executor_cpu_t *self, const executor_config_t *c, lk_error_t *err)
 {
     const uint32_t rank = self->grouped ? c->ep.rank : 0, size = self->grouped ? c->ep.size : 1;
@@ -88,7 +109,15 @@ static lk_status_t open_weights(executor_cpu_t *self, const executor_config_t *c
     }
     LK_RETURN_IF_ERROR(c->load_dummy ? weight_table_fill(self->weights, c->dummy_seed, err)
                                      : weight_table_load(self->weights, c->model_dir, err));
-    LK_RETURN_IF_ERROR(cpu_model_init(&self->model, &self->config, self->weights, rank, size, err));
+    LK_RETURN_IF_ERROR(
+        cpu_model_init(&self->model, &self->config, self->weights, false, rank, size, err));
+    if (c->shadow) {
+        LK_RETURN_IF_ERROR(weight_table_add_shadow(self->weights, err));
+        LK_RETURN_IF_ERROR(
+            cpu_model_init(&self->incoming, &self->config, self->weights, true, rank, size, err));
+        weight_table_follow(self->weights,
+                            &(weight_follower_t){prepare_incoming, flip_models, self});
+    }
     self->copied = weight_table_digest(self->weights);
     return LK_OK;
 }
@@ -153,9 +182,17 @@ static void cpu_close(executor_t *base)
     forward_destroy(&self->forward);
     team_destroy(&self->team);
     cpu_model_fini(&self->model);
+    cpu_model_fini(&self->incoming);
     weight_table_destroy(&self->weights);
     free(self->recv);
     free(self);
+}
+
+static uint64_t cpu_weight_bytes(const executor_config_t *c)
+{
+    const bool grouped = c->ep.size > 1 && c->model->num_experts > 0;
+    const uint32_t rank = grouped ? c->ep.rank : 0, size = grouped ? c->ep.size : 1;
+    return weight_table_size(c->model, c->dtype, rank, size) + cpu_model_copied_bytes(c->model);
 }
 
 static weight_table_t *cpu_weights(executor_t *base)
@@ -341,6 +378,7 @@ const executor_ops_t executor_cpu_ops = {
     .close = cpu_close,
     .weights = cpu_weights,
     .kv_block_bytes = forward_kv_block_bytes,
+    .weight_bytes = cpu_weight_bytes,
     .step_post = cpu_step_post,
     .step_test = cpu_step_test,
     .step_waits = cpu_step_waits,

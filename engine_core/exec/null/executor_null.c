@@ -105,10 +105,10 @@ static lk_status_t load_weights(null_t *self, const executor_config_t *config, l
     if (self->weights == NULL) {
         return err->status;
     }
-    if (config->load_dummy) {
-        return weight_table_fill(self->weights, config->dummy_seed, err);
-    }
-    return weight_table_load(self->weights, config->model_dir, err);
+    LK_RETURN_IF_ERROR(config->load_dummy
+                           ? weight_table_fill(self->weights, config->dummy_seed, err)
+                           : weight_table_load(self->weights, config->model_dir, err));
+    return config->shadow ? weight_table_add_shadow(self->weights, err) : LK_OK;
 }
 
 static lk_status_t null_open(const executor_config_t *config, executor_t **out, lk_error_t *err)
@@ -160,6 +160,11 @@ static weight_table_t *null_weights(executor_t *base)
 static uint64_t null_kv_block_bytes(const executor_config_t *config)
 {
     return config->block_size * sizeof(slot_t);
+}
+
+static uint64_t null_weight_bytes(const executor_config_t *config)
+{
+    return weight_table_size(config->model, config->dtype, config->ep.rank, config->ep.size);
 }
 
 static slot_t *slot_at(const null_t *self, const exec_seq_t *seq, uint32_t position)
@@ -317,6 +322,7 @@ const executor_ops_t executor_null_ops = {
     .close = null_close,
     .weights = null_weights,
     .kv_block_bytes = null_kv_block_bytes,
+    .weight_bytes = null_weight_bytes,
     .step_post = null_step_post,
     .step_test = null_step_test,
     .step_waits = null_step_waits,

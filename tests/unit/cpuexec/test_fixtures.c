@@ -139,7 +139,7 @@ static uint32_t *routing(const rig_t *rig, uint32_t r, const rig_seq_t *seq)
     forward_t *f = NULL;
     moe_t *moe = NULL;
     const executor_config_t *config = &rig->config;
-    ck_ok(cpu_model_init(&model, c, executor_cpu_ops.weights(rig->exec[r]), 0, 1, &err));
+    ck_ok(cpu_model_init(&model, c, executor_cpu_ops.weights(rig->exec[r]), false, 0, 1, &err));
     ck_ok(team_new(1, &team, &err));
     const forward_options_t fo = {config, &model, kernels_best(), team};
     const moe_options_t mo = {config, &model, kernels_best(), team};
@@ -250,8 +250,8 @@ START_TEST(an_update_reaches_the_next_step)
     weight_sink_t sink = weight_table_sink(weights);
     sink.ops->begin(sink.ctx);
     ck_ok(sink.ops->plan(sink.ctx, &desc, 1, &err));
-    ck_ok(sink.ops->tensor(sink.ctx, 0, values, hidden * sizeof *values, &err));
-    ck_ok(sink.ops->commit(sink.ctx, &err));
+    ck_ok(weight_sink_store(&sink, 0, values, hidden * sizeof *values, &err));
+    ck_ok(weight_sink_commit(&sink, &err));
     rig_run(&rig, &seq, 0, 3, 1, after);
     for (uint32_t i = 0; i < vocab; i++) {
         ck_assert_float_eq(after[i], 2 * before[i]);

@@ -65,10 +65,10 @@ static void push_set(executor_t *executor, const demo_weights_t *weights, uint64
         ck_assert(tensor_desc_bytes(&descs[i], &bytes));
         void *data = malloc(bytes);
         ck_ok(demo_weights_tensor(weights, i, k, data, &err));
-        ck_ok(sink.ops->tensor(sink.ctx, i, data, bytes, &err));
+        ck_ok(weight_sink_store(&sink, i, data, bytes, &err));
         free(data);
     }
-    ck_ok(sink.ops->commit(sink.ctx, &err));
+    ck_ok(weight_sink_commit(&sink, &err));
 }
 
 static void step(executor_t *executor, scheduler_t *sched, uint64_t epoch, uint64_t n)

@@ -186,7 +186,7 @@ lk_status_t trainer_list_send(const trainer_list_t *list, weight_table_t *table,
             memcpy(place, from, bytes);
             from = place;
         }
-        LK_RETURN_IF_ERROR(sink.ops->tensor(sink.ctx, i, from, bytes, err));
+        LK_RETURN_IF_ERROR(weight_sink_store(&sink, i, from, bytes, err));
     }
     return LK_OK;
 }

@@ -378,10 +378,10 @@ START_TEST(a_wrong_length_changes_nothing)
     digest_t before = weight_table_digest(table);
     sink.ops->begin(sink.ctx);
     ck_ok(sink.ops->plan(sink.ctx, &one, 1, &err));
-    ck_assert_int_eq(sink.ops->tensor(sink.ctx, 0, zeros, 127, &err), LK_ERR_INVALID);
+    ck_assert_int_eq(weight_sink_store(&sink, 0, zeros, 127, &err), LK_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(err.text, "model.norm.weight): 127 bytes came, expected 128"));
     ck_assert(digest_equal(before, weight_table_digest(table)));
-    ck_ok(sink.ops->tensor(sink.ctx, 0, zeros, 128, &err));
+    ck_ok(weight_sink_store(&sink, 0, zeros, 128, &err));
     ck_assert(!digest_equal(before, weight_table_digest(table)));
     ck_assert(!sink.ops->complete(sink.ctx));
     ck_assert(digest_equal(sink.ops->digest(sink.ctx), weight_table_digest(table)));
@@ -410,14 +410,14 @@ START_TEST(two_spellings_of_a_tied_embedding_agree_or_fail)
     sink.ops->begin(sink.ctx);
     ck_ok(sink.ops->plan(sink.ctx, list, two_lists ? 1 : 2, &err));
     ck_assert((sink.ops->direct(sink.ctx, 0) != NULL) == two_lists);
-    ck_ok(sink.ops->tensor(sink.ctx, 0, a, bytes, &err));
+    ck_ok(weight_sink_store(&sink, 0, a, bytes, &err));
     if (two_lists) {
         ck_ok(sink.ops->plan(sink.ctx, list + 1, 1, &err));
     }
     size_t second = two_lists ? 0 : 1;
     ck_assert_ptr_null(sink.ops->direct(sink.ctx, second));
     digest_t before = weight_table_digest(table);
-    lk_status_t status = sink.ops->tensor(sink.ctx, second, b, bytes, &err);
+    lk_status_t status = weight_sink_store(&sink, second, b, bytes, &err);
     if (differ) {
         ck_assert_int_eq(status, LK_ERR_INVALID);
         ck_assert_ptr_nonnull(strstr(err.text, "embeddings are tied"));
@@ -428,14 +428,14 @@ START_TEST(two_spellings_of_a_tied_embedding_agree_or_fail)
     ck_assert(digest_equal(before, weight_table_digest(table)));
     /* sent again, the last one counts; a new session knows nothing of the old one */
     ck_ok(sink.ops->plan(sink.ctx, list, 2, &err));
-    ck_ok(sink.ops->tensor(sink.ctx, 0, b, bytes, &err));
-    ck_ok(sink.ops->tensor(sink.ctx, 1, b, bytes, &err));
+    ck_ok(weight_sink_store(&sink, 0, b, bytes, &err));
+    ck_ok(weight_sink_store(&sink, 1, b, bytes, &err));
     b[0] ^= 1;
-    ck_ok(sink.ops->tensor(sink.ctx, 0, b, bytes, &err));
+    ck_ok(weight_sink_store(&sink, 0, b, bytes, &err));
     b[0] ^= 1;
-    ck_assert_int_eq(sink.ops->tensor(sink.ctx, 1, b, bytes, &err), LK_ERR_INVALID);
+    ck_assert_int_eq(weight_sink_store(&sink, 1, b, bytes, &err), LK_ERR_INVALID);
     sink.ops->begin(sink.ctx);
-    ck_ok(sink.ops->tensor(sink.ctx, 1, a, bytes, &err));
+    ck_ok(weight_sink_store(&sink, 1, a, bytes, &err));
     assert_digest_is_honest(table);
     free(a);
     free(b);
@@ -463,7 +463,7 @@ START_TEST(complete_counts_every_tensor)
         for (int again = 0; again < 2; again++) {
             ck_assert(!sink.ops->complete(sink.ctx) || (again == 1 && i + 1 == list.n));
             ck_ok(sink.ops->plan(sink.ctx, &list.descs[i], 1, &err));
-            ck_ok(sink.ops->tensor(sink.ctx, 0, list.data[i], bytes, &err));
+            ck_ok(weight_sink_store(&sink, 0, list.data[i], bytes, &err));
         }
     }
     ck_assert(sink.ops->complete(sink.ctx));

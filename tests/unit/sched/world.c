@@ -53,8 +53,8 @@ static void update_table(world_t *self)
     sink.ops->begin(sink.ctx);
     ck_ok(sink.ops->check(sink.ctx, &desc, 1, &err));
     ck_ok(sink.ops->plan(sink.ctx, &desc, 1, &err));
-    ck_ok(sink.ops->tensor(sink.ctx, 0, values, slot->numel * sizeof *values, &err));
-    ck_ok(sink.ops->commit(sink.ctx, &err));
+    ck_ok(weight_sink_store(&sink, 0, values, slot->numel * sizeof *values, &err));
+    ck_ok(weight_sink_commit(&sink, &err));
     free(values);
 }
 
