@@ -38,6 +38,11 @@ static void update_done(engine_core_t *self, const lk_error_t *result)
     group_update_done(self->group, result);
 }
 
+static void note_content(engine_core_t *self, digest_t digest)
+{
+    self->content = lk_hash64(&digest, sizeof digest, 0);
+}
+
 /* While dirty only a complete set may be committed: what was written before is of no set. */
 static lk_status_t check_complete(engine_core_t *self, lk_error_t *err)
 {
@@ -75,15 +80,36 @@ static void enter_update(engine_core_t *self, const group_action_t *a)
     self->updating = true;
 }
 
+/* Beside steps a transfer gets as much time as they, in turns: a token may take twice as long, not
+ * longer. While a step waits for peers the time is nobody's. */
+static bool steps_go_first(const engine_core_t *self)
+{
+    const executor_t *executor = self->config.executor;
+    bool steps = self->step_posted
+                     ? !executor->ops->step_waits(executor)
+                     : group_run(self->group) && scheduler_num_started(self->scheduler) > 0;
+    return steps && engine_now(self) < self->update_resume_ns;
+}
+
 bool engine_advance_update(engine_core_t *self)
 {
-    if (!self->updating) {
+    if (!self->updating || steps_go_first(self)) {
         return false;
     }
     lk_error_t err = LK_ERROR_INIT;
+    wte_progress_t progress;
+    uint64_t start = engine_now(self);
     lk_status_t status = update_session_test(self->session, &err);
+    uint64_t end = engine_now(self);
+    self->update_resume_ns = end + (end - start);
     if (status == LK_INPROGRESS) {
-        return false;
+        update_session_progress(self->session, &progress);
+        bool moved = progress.moves != self->update_moves;
+        self->update_moves = progress.moves;
+        return moved;
+    }
+    if (status == LK_OK && self->update_verb == UPDATE_VERB_FINISH) {
+        note_content(self, self->sink.ops->incoming(self->sink.ctx));
     }
     update_done(self, &err);
     return true;
@@ -100,12 +126,29 @@ static void leave_session(engine_core_t *self)
     }
 }
 
+void engine_abandon_update(engine_core_t *self, const char *why)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (self->updating) {
+        update_session_cancel(self->session, why);
+        (void)!update_session_test(self->session, &err); /* ends with `why` */
+        self->updating = false;
+    }
+    if (update_session_state(self->session) == UPDATE_STATE_OPEN) {
+        leave_session(self);
+    }
+}
+
 static void commit(engine_core_t *self)
 {
     lk_error_t err = LK_ERROR_INIT;
+    if (self->config.shadow) { /* beside the steps; PUBLISH then flips */
+        update_session_prepare(self->session);
+        self->updating = true;
+        return;
+    }
     if (update_session_outcome(self->session, UPDATE_VERB_FINISH, true, &err) == LK_OK) {
-        digest_t digest = self->sink.ops->digest(self->sink.ctx);
-        self->content = lk_hash64(&digest, sizeof digest, 0);
+        note_content(self, self->sink.ops->digest(self->sink.ctx));
     }
     update_done(self, &err);
 }
@@ -133,9 +176,20 @@ static void set_label(engine_core_t *self)
     version_labels_set(&self->labels, weights->epoch, weights->version);
 }
 
+static void flip(engine_core_t *self)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    CHECK(!self->step_posted);
+    lk_status_t status = update_session_outcome(self->session, UPDATE_VERB_FINISH, true, &err);
+    CHECKF(status == LK_OK, "a prepared set could not be put in force: %s", err.text);
+}
+
 static void publish(engine_core_t *self, bool keep_kv)
 {
     const weight_state_t *weights = group_weights(self->group);
+    if (self->config.shadow) {
+        flip(self);
+    }
     if (!keep_kv) {
         scheduler_recompute_all(self->scheduler);
     }

@@ -35,6 +35,7 @@ static lk_status_t make_group(engine_core_t *self, lk_error_t *err)
                                     .group_epoch = config->group_epoch,
                                     .sync_interval = config->sync_interval,
                                     .lockstep = config->lockstep && config->dp_size > 1,
+                                    .shadow = config->shadow,
                                     .doorbell = config->allreduce.ops->peer_waiting != NULL,
                                     .check = engine_check_update,
                                     .check_ctx = self});
@@ -51,6 +52,7 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
                          .no_progress_ns = config->transfer_timeout_ns,
                          .allowed_weight_dirs = config->allowed_weight_dirs};
     self->sink = weight_table_sink(config->executor->ops->weights(config->executor));
+    CHECK(config->shadow == (self->sink.ops->prepare != NULL));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);
     if (self->kv != NULL) {
         self->scheduler = scheduler_new(&config->scheduler, self->kv, on_scheduler_output, self);
@@ -155,6 +157,7 @@ void engine_core_peer_lost(engine_core_t *self, const lk_error_t *err)
         return;
     }
     self->alone = true;
+    engine_abandon_update(self, err->text);
     self->config.allreduce.ops->abort(self->config.allreduce.ctx);
     LK_ERROR("engine %u goes on without its peers, and without pause, resume and updates: %s",
              self->config.rank, err->text);
@@ -314,7 +317,7 @@ bool engine_core_step(engine_core_t *self)
     /* 1. what is under way: a step or a vote; a weight call */
     bool moved = advance_step(self);
     moved = moved || advance_vote(self);
-    if (!self->failed && self->updating) { /* an INIT goes on beside the steps */
+    if (!self->failed && self->updating) { /* some calls go on beside the steps */
         engine_take_actions(self);
         moved |= engine_advance_update(self);
     }

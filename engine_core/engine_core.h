@@ -32,6 +32,7 @@ typedef struct {
 typedef struct {
     uint32_t rank, dp_size, n_frontends;
     uint64_t group_epoch;
+    bool shadow;   /* --weight-swap shadow: the executor has two sets of weights */
     bool lockstep; /* experts are spread over the ranks: they step together (dp/group.h) */
     uint32_t sync_interval;
     bool reject_while_paused; /* --paused-admission reject */

@@ -47,6 +47,8 @@ struct engine_core {
     bool updating;
     update_verb_t update_verb;
     uint64_t update_since_ns;
+    uint64_t update_moves;      /* what its progress said last */
+    uint64_t update_resume_ns;  /* before that, steps go first */
     wte_progress_t update_last; /* of the last UPDATE, with its time: */
     double update_seconds;
     uint64_t session_active_ns; /* when the open session last saw a call */
@@ -87,7 +89,10 @@ void engine_check_watches(engine_core_t *self);
 
 /* engine_actions.c */
 void engine_take_actions(engine_core_t *self);
+/* A slice of the weight call under way, if it is its turn. True if that moved something. */
 bool engine_advance_update(engine_core_t *self);
+/* No round will decide on the weight call under way any more: it ends, and its session with it. */
+void engine_abandon_update(engine_core_t *self, const char *why);
 lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
                                 lk_error_t *err);
 

@@ -214,6 +214,7 @@ static lk_status_t make_core(app_t *app, lk_error_t *err)
         .dp_size = (uint32_t)c->data_parallel_size,
         .n_frontends = app->n_frontends,
         .group_epoch = app->init.init.group_epoch,
+        .shadow = s->shadow,
         .lockstep = s->lockstep,
         .sync_interval = (uint32_t)c->dp_sync_interval,
         .reject_while_paused = strcmp(c->paused_admission, "reject") == 0,

@@ -1,6 +1,8 @@
 #include "engine_core/engine_setup.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
+#include "transfer/packed_layout.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -108,10 +110,6 @@ lk_status_t engine_setup_check(const lk_config_t *config, engine_setup_t *out, l
                             (unsigned long long)config->data_parallel_rank,
                             (unsigned long long)config->data_parallel_size);
     }
-    if (strcmp(config->weight_swap, "shadow") == 0) {
-        return lk_error_set(err, LK_ERR_UNSUPPORTED,
-                            "--weight-swap shadow is not supported yet; use inplace");
-    }
     setup.ops = executor_find(config->device);
     if (setup.ops == NULL) {
         return lk_error_set(err, LK_ERR_UNSUPPORTED,
@@ -124,6 +122,10 @@ lk_status_t engine_setup_check(const lk_config_t *config, engine_setup_t *out, l
     LK_RETURN_IF_ERROR(check_dtype(config, &setup, err));
     LK_RETURN_IF_ERROR(check_lengths(config, &setup, err));
     setup.threads = default_threads(config);
+    setup.shadow = strcmp(config->weight_swap, "shadow") == 0;
+    setup.available_bytes = memory_available();
+    /* one that starts again finds the others with their memory taken */
+    setup.sharing_ranks = config->generation > 1 ? 1 : (uint32_t)config->data_parallel_size;
     setup.lockstep = setup.model.num_experts > 0 && config->enable_expert_parallel &&
                      config->data_parallel_size > 1;
     *out = setup;
@@ -189,12 +191,54 @@ static uint32_t prompt_rows(const engine_setup_t *self, const lk_config_t *confi
     return (uint32_t)LK_MIN(LK_MAX(rows, 1), config->max_num_batched_tokens);
 }
 
+/* A bucket waits in a staging buffer if any of its tensors has another dtype here, or is another
+ * rank's. */
+static uint64_t staging_bytes(const engine_setup_t *self)
+{
+    if (self->wte == NULL) {
+        return 0;
+    }
+    uint64_t whole = weight_table_size(&self->model, LK_DTYPE_F32, 0, 1);
+    return LK_MIN(whole, (uint64_t)PACKED_BUFFER_SIZE_DEFAULT);
+}
+
+/* In place what does not fit is a warning only: KV and staging cost nothing before they are used.
+ * Who asks for a second set has a choice, and is told before hours of work are at stake. */
+static lk_status_t check_memory(engine_setup_t *self, const executor_config_t *exec,
+                                lk_error_t *err)
+{
+    uint64_t set = self->ops->weight_bytes(exec);
+    self->memory = (memory_sum_t){
+        .weights = set,
+        .shadow = self->shadow ? set : 0,
+        .staging = staging_bytes(self),
+        .kv = self->ops->kv_block_bytes(exec) * self->num_blocks,
+    };
+    char text[MEMORY_SUM_TEXT];
+    memory_sum_text(&self->memory, text);
+    LK_INFO("memory: %s", text);
+    lk_error_t why;
+    lk_status_t status =
+        memory_sum_check(&self->memory, self->available_bytes, self->sharing_ranks, &why);
+    if (status < 0 && self->shadow) {
+        return lk_error_set(err, status,
+                            "--weight-swap shadow: %s. Use --weight-swap inplace or a smaller "
+                            "--kv-cache-memory-bytes",
+                            why.text);
+    }
+    if (status < 0) {
+        LK_WARN("this may not fit into memory: %s", why.text);
+    }
+    return LK_OK;
+}
+
 lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, ep_t ep,
                               lk_error_t *err)
 {
     executor_config_t exec = {.model_dir = config->model,
                               .model = &self->model,
                               .dtype = self->dtype,
+                              .shadow = self->shadow,
                               .load_dummy = strcmp(config->load_format, "dummy") == 0,
                               .dummy_seed = config->seed,
                               .block_size = self->block_size,
@@ -207,6 +251,7 @@ lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, e
         (uint32_t)LK_MIN(config->max_num_seqs + self->prompt_rows, config->max_num_batched_tokens);
     LK_RETURN_IF_ERROR(size_kv(self, config, &exec, err));
     exec.num_blocks = self->num_blocks;
+    LK_RETURN_IF_ERROR(check_memory(self, &exec, err));
     return self->ops->open(&exec, &self->executor, err);
 }
 

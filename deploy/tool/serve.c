@@ -257,10 +257,6 @@ static lk_status_t check_config(const serve_t *s, lk_error_t *err)
         return lk_error_set(err, LK_ERR_NOT_FOUND,
                             "%s is no checkpoint directory: there is no config.json", c->model);
     }
-    if (strcmp(c->weight_swap, "shadow") == 0) {
-        return lk_error_set(err, LK_ERR_UNSUPPORTED,
-                            "--weight-swap shadow is not implemented; use inplace");
-    }
     if (strcmp(c->device, "cuda") == 0) {
         return lk_error_set(err, LK_ERR_UNSUPPORTED,
                             "--device cuda is not implemented; use cpu or null");

@@ -148,7 +148,7 @@ START_TEST(bad_starts_are_refused_with_the_reason)
     } cases[] = {
         {{"--data-parallel-size", "0"}, "--data-parallel-size must be from 1"},
         {{"--no-such-flag"}, "unknown flag --no-such-flag"},
-        {{"--weight-swap", "shadow"}, "shadow is not implemented"},
+        {{"--weight-swap", "nowhere"}, "--weight-swap"},
         {{"--host", "0.0.0.0"}, "--insecure"},
         {{"--weight-transfer-config", "{\"backend\":\"pigeon\"}"}, "pigeon"},
         {{"--dtype", "float16"}, "float16"},

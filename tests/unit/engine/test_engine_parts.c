@@ -245,9 +245,6 @@ static void expect_refusal(const lk_config_t *c, const char *text)
 START_TEST(test_setup_refuses)
 {
     lk_config_t c = flags();
-    c.weight_swap = "shadow";
-    expect_refusal(&c, "--weight-swap shadow");
-    c = flags();
     c.device = "cuda";
     expect_refusal(&c, "--device cuda");
     c = flags();
