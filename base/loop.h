@@ -15,6 +15,7 @@
 
 typedef struct lk_loop lk_loop_t;
 
+/* Never NULL: a program that can't have its loop ends here. */
 lk_loop_t *loop_new(const lk_env_t *env);
 void loop_destroy(lk_loop_t **self_p);
 /* SIGTERM and SIGINT set the stop flag and wake the loop; SIGPIPE is ignored. Once per process. */

@@ -77,8 +77,9 @@ lk_status_t engine_core_new(const engine_core_config_t *config, engine_core_t **
     self->config = *config;
     self->finish_status = LK_ERR_INTERNAL;
     lk_buf_init(&self->text, 1u << 20);
-    version_labels_init(&self->labels);
-    lk_status_t status = make_group(self, err);
+    lk_status_t status = version_labels_init(&self->labels)
+                             ? make_group(self, err)
+                             : lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for labels");
     if (status == LK_OK) {
         status = make_parts(self, err);
     }

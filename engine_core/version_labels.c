@@ -4,10 +4,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-void version_labels_init(version_labels_t *self)
+bool version_labels_init(version_labels_t *self)
 {
-    *self = (version_labels_t){0};
-    version_labels_set(self, 0, "default");
+    *self = (version_labels_t){.cap = 16};
+    self->labels = calloc(self->cap, sizeof *self->labels);
+    char *label = strdup("default");
+    if (self->labels == NULL || label == NULL) {
+        free(label);
+        version_labels_fini(self);
+        return false;
+    }
+    self->labels[self->n++] = label;
+    return true;
 }
 
 void version_labels_fini(version_labels_t *self)
@@ -26,7 +34,7 @@ void version_labels_set(version_labels_t *self, uint64_t epoch, const char *labe
     CHECK(epoch >= self->first && epoch - self->first <= self->n);
     size_t i = epoch - self->first;
     if (i == self->n && self->n == self->cap) {
-        size_t cap = self->cap == 0 ? 16 : 2 * self->cap;
+        size_t cap = 2 * self->cap;
         char **labels = realloc(self->labels, cap * sizeof *labels);
         CHECKF(labels != NULL, "out of memory for %zu labels", cap);
         self->labels = labels;

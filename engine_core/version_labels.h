@@ -6,6 +6,7 @@
 #ifndef LK_ENGINE_CORE_VERSION_LABELS_H
 #define LK_ENGINE_CORE_VERSION_LABELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,10 +16,10 @@ typedef struct {
     size_t n, cap;
 } version_labels_t;
 
-/* epoch 0 is "default". */
-void version_labels_init(version_labels_t *self);
+/* epoch 0 is "default". False when out of memory; *self is then empty. */
+bool version_labels_init(version_labels_t *self);
 void version_labels_fini(version_labels_t *self);
-/* epoch: the newest one, or the one after it. */
+/* epoch: the newest one, or the one after it. Ends the process when out of memory. */
 void version_labels_set(version_labels_t *self, uint64_t epoch, const char *label);
 /* Valid until the epoch's label is replaced or forgotten. */
 const char *version_labels_get(const version_labels_t *self, uint64_t epoch);

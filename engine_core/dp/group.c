@@ -18,7 +18,9 @@ group_t *group_new(const group_config_t *config)
     weight_state_init(&self->weights, config->shadow);
     self->done = calloc(config->n_frontends, sizeof *self->done);
     self->streams = calloc(config->n_frontends, sizeof *self->streams);
-    if (self->done == NULL || self->streams == NULL) {
+    self->queue_cap = 32;
+    self->queue = calloc(self->queue_cap, sizeof *self->queue);
+    if (self->done == NULL || self->streams == NULL || self->queue == NULL) {
         group_destroy(&self);
         return NULL;
     }
@@ -59,7 +61,7 @@ void group_destroy(group_t **self_p)
 group_action_t *group_push(group_t *self, group_act_t act, const char *text)
 {
     if (self->queue_n == self->queue_cap) {
-        size_t cap = self->queue_cap == 0 ? 32 : 2 * self->queue_cap;
+        size_t cap = 2 * self->queue_cap;
         queued_action_t *queue = calloc(cap, sizeof *queue);
         CHECKF(queue != NULL, "out of memory for %zu actions", cap);
         for (size_t i = 0; i < self->queue_n; i++) {

@@ -15,7 +15,7 @@
 START_TEST(test_labels)
 {
     version_labels_t labels;
-    version_labels_init(&labels);
+    ck_assert(version_labels_init(&labels));
     ck_assert_str_eq(version_labels_get(&labels, 0), "default");
     for (uint64_t e = 1; e <= 100; e++) {
         char text[16];
@@ -82,7 +82,7 @@ static request_t *make_request(uint64_t client, uint64_t handle)
 START_TEST(test_outbox)
 {
     version_labels_t labels;
-    version_labels_init(&labels);
+    ck_assert(version_labels_init(&labels));
     outbox_t *box = outbox_new(3);
     request_t *r = make_request(1, 7);
     float logprobs[2] = {-1, -2}, top_logprobs[2] = {-1, -2};
