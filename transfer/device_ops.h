@@ -46,6 +46,8 @@ typedef struct device_ops {
     void (*free_host)(device_t *self, void *ptr);
 
     lk_status_t (*stream_new)(device_t *self, device_stream_t **out, lk_error_t *err);
+    /* One whose work goes before that of other streams, where both wait for the device. */
+    lk_status_t (*urgent_stream_new)(device_t *self, device_stream_t **out, lk_error_t *err);
     /* Accepts NULL. */
     void (*stream_destroy)(device_t *self, device_stream_t *stream);
     /* OK: all that was enqueued has run. INPROGRESS: not yet. */

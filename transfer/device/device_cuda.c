@@ -225,16 +225,27 @@ static void cuda_free_host(device_t *base, void *ptr)
 
 /* ---- streams and events ---- */
 
-/* The lowest priority: NCCL's kernels, on streams of their owners, come first. */
-static lk_status_t cuda_stream_new(device_t *base, device_stream_t **out, lk_error_t *err)
+static lk_status_t make_stream(device_t *base, bool urgent, device_stream_t **out, lk_error_t *err)
 {
     CUstream stream;
     int least = 0, greatest = 0;
     IN_CONTEXT(base, cuCtxGetStreamPriorityRange(&least, &greatest), "make a stream", err);
-    IN_CONTEXT(base, cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, least),
-               "make a stream", err);
+    IN_CONTEXT(
+        base,
+        cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, urgent ? greatest : least),
+        "make a stream", err);
     *out = (device_stream_t *)stream;
     return LK_OK;
+}
+
+static lk_status_t cuda_stream_new(device_t *base, device_stream_t **out, lk_error_t *err)
+{
+    return make_stream(base, false, out, err);
+}
+
+static lk_status_t cuda_urgent_stream_new(device_t *base, device_stream_t **out, lk_error_t *err)
+{
+    return make_stream(base, true, out, err);
 }
 
 static void cuda_stream_destroy(device_t *base, device_stream_t *stream)
@@ -413,6 +424,7 @@ static const device_ops_t cuda_ops = {
     .alloc_host = cuda_alloc_host,
     .free_host = cuda_free_host,
     .stream_new = cuda_stream_new,
+    .urgent_stream_new = cuda_urgent_stream_new,
     .stream_destroy = cuda_stream_destroy,
     .stream_test = cuda_stream_test,
     .event_new = cuda_event_new,

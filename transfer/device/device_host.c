@@ -10,7 +10,7 @@
 
 #define ALIGNMENT 512u
 
-typedef enum { WORK_COPY, WORK_ZERO, WORK_UNPACK, WORK_RECORD, WORK_WAIT } work_kind_t;
+typedef enum { WORK_COPY, WORK_ZERO, WORK_UNPACK, WORK_RECORD, WORK_WAIT, WORK_CALL } work_kind_t;
 
 typedef struct {
     work_kind_t kind;
@@ -20,6 +20,8 @@ typedef struct {
     device_piece_t piece;
     device_event_t *event;
     uint64_t turn; /* of the event */
+    bool (*call)(void *ctx);
+    void *ctx;
 } work_t;
 
 struct device_event {
@@ -179,6 +181,8 @@ static bool run_one(const work_t *work)
         }
         drop_event(work->event);
         break;
+    case WORK_CALL:
+        return work->call(work->ctx);
     }
     return true;
 }
@@ -299,6 +303,13 @@ static lk_status_t host_unpack(device_t *base, const device_piece_t *pieces, siz
     return state_of(of(base), err);
 }
 
+lk_status_t device_host_call(device_t *base, device_stream_t *stream, bool (*call)(void *ctx),
+                             void *ctx, lk_error_t *err)
+{
+    work_t work = {.kind = WORK_CALL, .call = call, .ctx = ctx};
+    return enqueue(base, stream, &work, err);
+}
+
 static lk_status_t host_make_current(device_t *base, lk_error_t *err)
 {
     return LK_OK;
@@ -415,6 +426,7 @@ static const device_ops_t host_ops = {
     .alloc_host = host_alloc_host,
     .free_host = host_free_host,
     .stream_new = host_stream_new,
+    .urgent_stream_new = host_stream_new,
     .stream_destroy = host_stream_destroy,
     .stream_test = host_stream_test,
     .event_new = host_event_new,

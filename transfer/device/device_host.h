@@ -10,6 +10,10 @@
 
 /* The caller ends it with device_close. */
 LK_MUST_USE lk_status_t device_host_open(device_t **out, lk_error_t *err);
+/* Work of somebody else's: called when the stream comes to it, and again until it returns true. It
+ * may not call the device. A stream that is destroyed before forgets it. */
+LK_MUST_USE lk_status_t device_host_call(device_t *device, device_stream_t *stream,
+                                         bool (*call)(void *ctx), void *ctx, lk_error_t *err);
 /* From now on it fails as a broken device does. */
 void device_host_break(device_t *device);
 
