@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "transfer/backends/backends.h"
+#include "transfer/backends/nccl/wte_nccl.h"
 
 #include <string.h>
 
@@ -7,6 +8,7 @@
 #define BACKEND_TABLE(X)                                                                           \
     X(disk)                                                                                        \
     X(mem)                                                                                         \
+    X(nccl)                                                                                        \
     X(shm)                                                                                         \
     X(tcp)
 

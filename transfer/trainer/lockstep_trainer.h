@@ -1,8 +1,8 @@
 /*
  * lockstep_trainer.h: drives a Lockstep cluster from a trainer written in C (or anything that can
  * call C): pause, send weights, resume. One lst_t is one connection to the cluster's trainer socket
- * and, after lst_init_tcp or lst_init_shm, one to each rank; it is used by one thread at a time.
- * Every call blocks until it is answered or its deadline passes.
+ * and, after lst_init_tcp, lst_init_shm or lst_init_nccl, one to each rank; it is used by one
+ * thread at a time. Every call blocks until it is answered or its deadline passes.
  *
  *     lst_t *lst;
  *     lst_open(&(lst_options_t){.endpoint = "tcp://engine:7100"}, &lst, err, sizeof err);
@@ -82,7 +82,8 @@ typedef struct {
     const char *dtype; /* "float32" or "F32", "bfloat16" or "BF16", ... */
     unsigned ndim;
     uint64_t shape[LST_MAX_DIMS];
-    const void *data; /* row-major, contiguous; borrowed for the call, not copied */
+    const void *data; /* row-major, contiguous; borrowed for the call, not copied. After
+                         lst_init_nccl: in the GPU's memory, and complete (what wrote it has run) */
 } lst_tensor_t;
 
 typedef struct {
@@ -98,6 +99,20 @@ typedef struct {
 } lst_shm_options_t;
 
 typedef struct {
+    int device;          /* GPU that holds the tensors: its CUDA ordinal in this process */
+    const char *library; /* libnccl; NULL: the one this process has loaded, else libnccl.so.2. Ranks
+                            and trainer need the same version */
+    bool
+        store; /* meet at a TCPStore that this call serves, instead of sending the id in the call */
+    const char *bind_host;      /* of the store; NULL: 127.0.0.1 */
+    uint16_t port;              /* 0: any */
+    const char *advertise_host; /* what ranks connect to; NULL: bind_host */
+    bool packed; /* updates will be packed, with the next two: ranks allocate their buffers now */
+    uint64_t packed_buffer_size_bytes; /* 0: 1 GiB */
+    unsigned packed_num_buffers;       /* of each side, at most 8 are used; 0: 2 */
+} lst_nccl_options_t;
+
+typedef struct {
     bool packed; /* send tensors together in buckets; small tensors go faster */
     uint64_t packed_buffer_size_bytes; /* 0: 1 GiB */
 } lst_update_options_t;
@@ -110,6 +125,9 @@ LST_API lst_status_t lst_init_tcp(lst_t *lst, const lst_tcp_options_t *options);
 /* The same through shared memory, for ranks on this host that run as the same user. The memory has
  * no name and goes with the last process that uses it. */
 LST_API lst_status_t lst_init_shm(lst_t *lst, const lst_shm_options_t *options);
+/* Forms an NCCL communicator with every rank; this trainer is rank 0. Again after a failed
+ * transfer, and after an update that the cluster refused while it was being sent. */
+LST_API lst_status_t lst_init_nccl(lst_t *lst, const lst_nccl_options_t *options);
 LST_API lst_status_t lst_start(lst_t *lst);
 /* Sends tensors to every rank; any number of times between lst_start and lst_finish. A refusal
  * (LST_ERR_INVALID, LST_ERR_STATE) comes before a byte is sent. options NULL: one by one. */
@@ -139,8 +157,7 @@ typedef struct {
 LST_API lst_status_t lst_weight_info(lst_t *lst, lst_rank_info_t *out, size_t room, size_t *n);
 
 /* The digest that every rank has once exactly these tensors (a whole model) are its weights: 32 hex
- * digits and a NUL. Needs lst_init_tcp or lst_init_shm, whose answer says how ranks store values.
- */
+ * digits and a NUL. Needs lst_init_*, whose answer says how ranks store values. */
 LST_API lst_status_t lst_digest(lst_t *lst, const lst_tensor_t *tensors, size_t n, char out[33]);
 
 typedef struct {

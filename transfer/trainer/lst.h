@@ -2,11 +2,14 @@
 #ifndef LK_TRANSFER_TRAINER_LST_H
 #define LK_TRANSFER_TRAINER_LST_H
 
+#include "transfer/backends/nccl/nccl_comm.h"
 #include "transfer/backends/shm/shm_ring.h"
 #include "transfer/backends/transfer_sender.h"
 #include "transfer/name_rules.h"
 #include "transfer/trainer/lockstep_trainer.h"
 #include "transfer/trainer/rpc.h"
+
+typedef struct lst_nccl lst_nccl_t;
 
 struct lst {
     const lk_env_t *env;
@@ -18,6 +21,7 @@ struct lst {
     int listener;    /* -1: none */
     shm_ring_t ring; /* map NULL: tcp */
     transfer_sender_t *sender;
+    lst_nccl_t *nccl; /* NULL: never used */
     unsigned n_ranks;
     bool knows_model; /* the two below, from the answer to init */
     lk_dtype_t stored;
@@ -34,5 +38,26 @@ void lst_drop_ranks(lst_t *self);
 /* The descriptions of a caller's tensors, and their data. Caller frees *descs and *data. */
 LK_MUST_USE lk_status_t lst_describe(const lst_tensor_t *tensors, size_t n, tensor_desc_t **descs,
                                      const void ***data, lk_error_t *err);
+
+/* From the answer to init: what lst_digest needs. Older front ends leave it out. */
+void lst_learn_model(lst_t *self, const json_t *reply);
+/* The transfer broke; the ranks notice too, and the cluster's answer may know better why. */
+LK_MUST_USE lk_status_t lst_ask_for_the_reason(lst_t *self, const lk_error_t *sent);
+/* The body of update_weights; NULL if a name is not UTF-8, or out of memory. */
+json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size);
+
+/* ---- NCCL (lst_nccl.c) ---- */
+
+bool lst_nccl_up(const lst_t *self);
+/* Where the tensors of updates lie; NULL: in host memory. */
+device_t *lst_nccl_device(const lst_t *self);
+LK_MUST_USE lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs,
+                                        const void *const *data, size_t n, bool packed,
+                                        uint64_t buffer_size, uint64_t *bytes);
+/* Ends the communicator; keeps the device. */
+void lst_nccl_drop(lst_t *self);
+void lst_nccl_fini(lst_t *self);
+/* Other communicators and another device (borrowed) from now on, for tests. */
+LK_MUST_USE lk_status_t lst_nccl_use(lst_t *self, const nccl_comm_ops_t *ops, device_t *device);
 
 #endif

@@ -25,7 +25,9 @@ static void wait_for_any(lst_t *self, bool accepting)
     if (accepting) {
         fds[n++] = (struct pollfd){.fd = self->listener, .events = POLLIN};
     }
-    n += sender_pollfds(self->sender, fds + n, MAX_FDS - n);
+    if (self->sender != NULL) {
+        n += sender_pollfds(self->sender, fds + n, MAX_FDS - n);
+    }
     uint64_t now = lk_env_now_ns(self->env), wake = rpc_wake_ns(self->rpc);
     bool due = wake <= now;
     (void)poll(fds, n, due ? 0 : TICK_MS); /* whoever is woken looks for itself */
@@ -34,6 +36,7 @@ static void wait_for_any(lst_t *self, bool accepting)
 void lst_drop_ranks(lst_t *self)
 {
     sender_destroy(&self->sender);
+    lst_nccl_drop(self);
     if (self->listener >= 0) {
         close(self->listener);
         self->listener = -1;
@@ -59,8 +62,7 @@ static uint32_t dim(const json_t *model, const char *name)
     return n > 0 && n <= UINT32_MAX ? (uint32_t)n : 0;
 }
 
-/* What lst_digest needs. Older front ends leave it out. */
-static void learn_model(lst_t *self, const json_t *reply)
+void lst_learn_model(lst_t *self, const json_t *reply)
 {
     const json_t *first = json_array_get(json_object_get(reply, "ranks"), 0);
     const json_t *model = json_object_get(reply, "model");
@@ -109,7 +111,7 @@ static lk_status_t meet_ranks(lst_t *self)
             wait_for_any(self, true);
         }
     }
-    learn_model(self, reply);
+    lst_learn_model(self, reply);
     json_decref(reply);
     return LK_OK;
 }
@@ -239,7 +241,7 @@ lk_status_t lst_describe(const lst_tensor_t *tensors, size_t n, tensor_desc_t **
     return LK_OK;
 }
 
-static json_t *update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size)
+json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size)
 {
     json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array();
     bool whole = names != NULL && dtypes != NULL && shapes != NULL;
@@ -262,8 +264,7 @@ static json_t *update_args(const tensor_desc_t *descs, size_t n, bool packed, ui
     return args;
 }
 
-/* The transfer broke; the ranks notice too, and the cluster's answer may know better why. */
-static lk_status_t ask_for_the_reason(lst_t *self, const lk_error_t *sent)
+lk_status_t lst_ask_for_the_reason(lst_t *self, const lk_error_t *sent)
 {
     uint64_t until = lk_env_now_ns(self->env) + REASON_NS;
     lk_error_t theirs = LK_ERROR_INIT;
@@ -304,7 +305,7 @@ static lk_status_t send_all(lst_t *self)
         if (sent < 0) {
             json_decref(reply);
             return called == LK_INPROGRESS
-                       ? ask_for_the_reason(self, &send_err)
+                       ? lst_ask_for_the_reason(self, &send_err)
                        : lk_error_set(&self->err, send_err.status, "%s", send_err.text);
         }
         if (sent == LK_OK && called == LK_INPROGRESS &&
@@ -324,14 +325,17 @@ static lk_status_t send_all(lst_t *self)
 }
 
 static lk_status_t update(lst_t *self, const tensor_desc_t *descs, const void *const *data,
-                          size_t n, const lst_update_options_t *options)
+                          size_t n, const lst_update_options_t *options, uint64_t *bytes)
 {
     bool packed = options != NULL && options->packed;
     uint64_t buffer_size = options != NULL && options->packed_buffer_size_bytes > 0
                                ? options->packed_buffer_size_bytes
                                : PACKED_BUFFER_SIZE_DEFAULT;
+    if (lst_nccl_up(self)) {
+        return lst_nccl_update(self, descs, data, n, packed, buffer_size, bytes);
+    }
     LK_RETURN_IF_ERROR(sender_begin(self->sender, descs, data, n, packed, buffer_size, &self->err));
-    json_t *args = update_args(descs, n, packed, buffer_size);
+    json_t *args = lst_update_args(descs, n, packed, buffer_size);
     /* the deadline is of progress (sender) and of silence afterwards: none that size could pass */
     lk_status_t st = args != NULL
                          ? rpc_post(self->rpc, "update_weights", args, UINT64_MAX / 4, &self->err)
@@ -342,17 +346,19 @@ static lk_status_t update(lst_t *self, const tensor_desc_t *descs, const void *c
         sender_cancel(self->sender, self->err.text);
         return st;
     }
-    return send_all(self);
+    st = send_all(self);
+    *bytes = sender_bytes(self->sender);
+    return st;
 }
 
 lst_status_t lst_update(lst_t *self, const lst_tensor_t *tensors, size_t n,
                         const lst_update_options_t *options)
 {
     self->err = LK_ERROR_INIT;
-    if (self->sender == NULL || !sender_usable(self->sender)) {
+    if (!lst_nccl_up(self) && (self->sender == NULL || !sender_usable(self->sender))) {
         return (lst_status_t)lk_error_set(&self->err, LK_ERR_STATE,
                                           "update_weights: not connected to the ranks. Call "
-                                          "lst_init_tcp or lst_init_shm first.");
+                                          "lst_init_tcp, lst_init_shm or lst_init_nccl first.");
     }
     tensor_desc_t *descs = NULL;
     const void **data = NULL;
@@ -360,15 +366,15 @@ lst_status_t lst_update(lst_t *self, const lst_tensor_t *tensors, size_t n,
     if (st < 0) {
         return (lst_status_t)st;
     }
-    uint64_t start = lk_env_now_ns(self->env);
-    st = update(self, descs, data, n, options);
+    uint64_t start = lk_env_now_ns(self->env), bytes = 0;
+    st = update(self, descs, data, n, options, &bytes);
     free(descs);
     free(data);
     if (st == LK_OK) {
         lst_stats_t *s = &self->stats;
         s->last_transfer_s = (double)(lk_env_now_ns(self->env) - start) / (double)LK_SECOND_NS;
         s->transfer_s += s->last_transfer_s;
-        s->last_bytes = sender_bytes(self->sender);
+        s->last_bytes = bytes;
         s->bytes += s->last_bytes;
         s->updates++;
     }

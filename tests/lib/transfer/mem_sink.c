@@ -117,6 +117,38 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
     return LK_OK;
 }
 
+static device_t *sink_device(void *ctx)
+{
+    return ((mem_sink_t *)ctx)->device;
+}
+
+static lk_status_t sink_device_tensor(void *ctx, size_t index, const void *bytes, size_t len,
+                                      device_stream_t *stream, lk_error_t *err)
+{
+    mem_sink_t *self = ctx;
+    CHECK(index < self->n_plan);
+    size_t at = self->plan[index];
+    CHECK(len == self->bytes[at]);
+    if (self->fail_at != NULL && strcmp(self->fail_at, self->model[at].name) == 0) {
+        return lk_error_set(err, LK_ERR_INTERNAL, "the sink refuses '%s'", self->fail_at);
+    }
+    self->arrived[at] = true;
+    self->tensors++;
+    return bytes == self->data[at]
+               ? LK_OK
+               : self->device->ops->copy(self->device, self->data[at], bytes, len, stream, err);
+}
+
+static uint64_t sink_largest(void *ctx)
+{
+    mem_sink_t *self = ctx;
+    uint64_t most = 0;
+    for (size_t i = 0; i < self->n_model; i++) {
+        most = LK_MAX(most, self->bytes[i]);
+    }
+    return most;
+}
+
 static bool sink_complete(void *ctx)
 {
     mem_sink_t *self = ctx;
@@ -178,17 +210,14 @@ static digest_t sink_digest(void *ctx)
 
 weight_sink_t mem_sink(mem_sink_t *self)
 {
-    static const weight_sink_ops_t ops = {
-        .check = sink_check,
-        .check_whole = sink_check_whole,
-        .plan = sink_plan,
-        .direct = sink_direct,
-        .tensor = sink_tensor,
-        .complete = sink_complete,
-        .missing = sink_missing,
-        .begin = sink_begin,
-        .commit = sink_commit,
-        .digest = sink_digest,
-    };
-    return (weight_sink_t){&ops, self};
+#define SINK_OPS                                                                                   \
+    .check = sink_check, .check_whole = sink_check_whole, .plan = sink_plan,                       \
+    .tensor = sink_tensor, .complete = sink_complete, .missing = sink_missing,                     \
+    .begin = sink_begin, .commit = sink_commit, .digest = sink_digest, .largest = sink_largest
+
+    static const weight_sink_ops_t ops = {SINK_OPS, .direct = sink_direct};
+    static const weight_sink_ops_t device_ops = {SINK_OPS, .device = sink_device,
+                                                 .device_direct = sink_direct,
+                                                 .device_tensor = sink_device_tensor};
+    return (weight_sink_t){self->device != NULL ? &device_ops : &ops, self};
 }

@@ -21,6 +21,7 @@ typedef struct {
     const char *fail_at; /* tensor() of this name fails */
     size_t begins, commits, tensors;
     lk_status_t commit_status;
+    device_t *device; /* set: a sink in the memory of this (host) device */
 } mem_sink_t;
 
 mem_sink_t *mem_sink_new(const tensor_desc_t *model, size_t n);

@@ -206,8 +206,10 @@ START_TEST(order_and_refusals_come_early)
 {
     char digest[33];
     open_with((fake_script_t){0}, 0);
-    fails(lst_update(lst, tensors, 1, NULL), LST_ERR_STATE, "lst_init_tcp or lst_init_shm first");
-    fails(lst_digest(lst, tensors, 1, digest), LST_ERR_STATE, "lst_init_tcp or lst_init_shm first");
+    fails(lst_update(lst, tensors, 1, NULL), LST_ERR_STATE,
+          "lst_init_tcp, lst_init_shm or lst_init_nccl first");
+    fails(lst_digest(lst, tensors, 1, digest), LST_ERR_STATE,
+          "lst_init_tcp, lst_init_shm or lst_init_nccl first");
     fails(lst_start(lst), LST_ERR_STATE, "Weight transfer not initialized");
     ok(lst_abort(lst));
     ok(lst_init_tcp(lst, NULL));
@@ -287,7 +289,8 @@ START_TEST(rank_fails_in_the_middle)
                   lst_last_error(lst));
     ok(lst_weight_info(lst, ranks, FAKE_RANKS, &n));
     ck_assert(ranks[0].dirty && ranks[1].dirty);
-    fails(lst_update(lst, tensors, N_TENSORS, NULL), LST_ERR_STATE, "lst_init_tcp or lst_init_shm first");
+    fails(lst_update(lst, tensors, N_TENSORS, NULL), LST_ERR_STATE,
+          "lst_init_tcp, lst_init_shm or lst_init_nccl first");
 
     fake_cluster_script(cluster, (fake_script_t){0});
     ok(lst_init_tcp(lst, NULL));

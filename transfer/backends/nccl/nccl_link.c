@@ -2,8 +2,8 @@
 #include "base/check.h"
 #include "base/log.h"
 
+#include <poll.h>
 #include <string.h>
-#include <time.h>
 
 #define ABORT_WAIT_MS 5000
 
@@ -61,7 +61,8 @@ lk_status_t nccl_link_open(nccl_link_t *self, const nccl_comm_ops_t *ops, const 
     const nccl_library_t *loaded = NULL;
     LK_RETURN_IF_ERROR(ops->load(library, &loaded, err));
     if (self->device == NULL) {
-        nccl_link_t fresh = {.ops = ops, .device = device, .env = env};
+        nccl_link_t fresh = {
+            .ops = ops, .device = device, .env = env, .abort_wait_ms = ABORT_WAIT_MS};
         lk_status_t st = make_parts(&fresh, err);
         if (st < 0) {
             free_parts(&fresh);
@@ -229,12 +230,12 @@ void nccl_link_abort(nccl_link_t *self)
     }
     self->ops->abort(&self->comm);
     self->phase = NCCL_LINK_DOWN;
-    int left_ms = ABORT_WAIT_MS;
+    int left_ms = self->abort_wait_ms;
     while (!quiet(self) && left_ms-- > 0) {
-        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL); /* woken early is well */
+        (void)poll(NULL, 0, 1); /* a device has nothing to wait on */
     }
     if (left_ms < 0) {
         LK_ERROR("NCCL: an aborted communicator (rank %u of %u) still runs after %d ms", self->rank,
-                 self->world_size, ABORT_WAIT_MS);
+                 self->world_size, self->abort_wait_ms);
     }
 }

@@ -30,6 +30,7 @@ typedef struct {
     device_t *device; /* NULL: not opened */
     const lk_env_t *env;
     uint64_t no_progress_ns, progress_ns;
+    int abort_wait_ms;
 
     nccl_link_phase_t phase;
     nccl_comm_t *comm;
@@ -62,8 +63,8 @@ void nccl_link_start(nccl_link_t *self, const uint8_t id[NCCL_ID_BYTES], uint32_
                      uint32_t rank);
 /* INPROGRESS; OK: it is up; or an error, and it is down again. */
 LK_MUST_USE lk_status_t nccl_link_step(nccl_link_t *self, lk_error_t *err);
-/* Down, and nothing of this link writes to device memory any more (after 5 s it gives up waiting,
- * and says so in the log). Idempotent. */
+/* Down, and nothing of this link writes to device memory any more (after abort_wait_ms, 5 s, it
+ * gives up waiting, and says so in the log). Idempotent. */
 void nccl_link_abort(nccl_link_t *self);
 
 /* At least `slots` buffers (at most NCCL_SLOTS_MAX are had, and one at least) of `bytes` each.

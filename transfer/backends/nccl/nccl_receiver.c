@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_SLOT   NCCL_SLOTS_MAX
-#define STEP_MOST NCCL_WINDOW /* buckets enqueued per call: the caller's loop has other work, too  \
-                               */
+#define NO_SLOT NCCL_SLOTS_MAX
+#define STEP_MOST                                                                                  \
+    NCCL_WINDOW /* buckets enqueued per call: the caller's loop has other work, too                \
+                 */
 
 static void forget_update(nccl_receiver_t *self)
 {
