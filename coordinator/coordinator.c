@@ -321,7 +321,7 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
         *err = self->failure;
     }
     uint64_t next = now_ns + LK_MIN(c->heartbeat_ns, 500 * LK_MS_NS);
-    if (self->changed) {
+    if (self->serving && self->changed) {
         next = LK_MIN(next, self->published_ns + STATS_PERIOD_NS);
     }
     return next;

@@ -196,6 +196,21 @@ START_TEST(handshake_deadline_names_who_is_late)
 }
 END_TEST
 
+START_TEST(loads_of_a_starting_cluster_keep_nobody_busy)
+{
+    world_t w;
+    lk_error_t err = LK_ERROR_INIT;
+    world_init(&w);
+    w.now_ns = 3 * LK_SECOND_NS; /* nothing was ever published */
+    msg_t m = from(MSG_LOAD, MSG_ROLE_ENGINE, 1);
+    m.load_report.load = (msg_load_t){.rank = 1, .waiting = 2};
+    coordinator_on_message(w.coordinator, &m);
+    ck_assert_int_eq(step(&w, &err), LK_OK); /* says to come again later, not at once */
+    ck_assert_int_eq(w.stats, 0);
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
 START_TEST(failed_or_different_loads_stop_the_start)
 {
     for (int different = 0; different < 2; different++) {
@@ -303,6 +318,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, handshake_ends_in_serving);
     tcase_add_test(tc, strangers_are_refused_by_name);
     tcase_add_test(tc, handshake_deadline_names_who_is_late);
+    tcase_add_test(tc, loads_of_a_starting_cluster_keep_nobody_busy);
     tcase_add_test(tc, failed_or_different_loads_stop_the_start);
     tcase_add_test(tc, announce_and_first_req_become_invitations);
     tcase_add_test(tc, silence_is_death_by_name_until_it_speaks);
