@@ -137,6 +137,7 @@ void frontend_stop(frontend_t *self, const char *why)
 
 static lk_status_t open_port(frontend_t *self, int which, port_kind_t kind, bool bind,
                              const char *address, const char *what, lk_error_t *err);
+static void watch_port(frontend_t *self, int which);
 
 void frontend_wake(frontend_t *self)
 {
@@ -196,6 +197,8 @@ static lk_status_t on_init(frontend_t *self, const msg_init_t *init, lk_error_t 
     LK_RETURN_IF_ERROR(open_port(self, PORT_EVENTS, PORT_PUSH, false,
                                  msg_cstr(init->events_address), "events", err));
     LK_RETURN_IF_ERROR(make_client(self, init, err));
+    watch_port(self, PORT_INPUT);
+    watch_port(self, PORT_OUTPUT);
     LK_RETURN_IF_ERROR(
         open_port(self, PORT_STATS, PORT_SUB, false, msg_cstr(init->stats_address), "stats", err));
     msg_t ready = {.type = MSG_READY};
@@ -250,10 +253,6 @@ static void on_msg(frontend_t *self, int which, const msg_t *msg, const port_pee
         }
         return;
     }
-    if (self->client == NULL) {
-        self->dropped++; /* nobody but the coordinator knows of us yet */
-        return;
-    }
     if (which == PORT_INPUT && msg->type == MSG_ENGINE_HERE) {
         on_here(self, &msg->engine_here, peer);
     }
@@ -263,11 +262,20 @@ static void on_msg(frontend_t *self, int which, const msg_t *msg, const port_pee
     }
 }
 
+/* An engine may be here before our INIT is: what it says waits in the socket. */
+static bool is_read(const frontend_t *self, int which)
+{
+    return which == PORT_HANDSHAKE || self->client != NULL;
+}
+
 /* True when there may be more. */
 static bool drain_port(frontend_t *self, int which)
 {
     lk_port_t *port = self->ports[which];
     if (port == NULL || which == PORT_EVENTS) {
+        return false;
+    }
+    if (!is_read(self, which)) {
         return false;
     }
     if (which == PORT_TRAINER) {
@@ -342,19 +350,27 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
 
 /* ---- life ---- */
 
-static lk_status_t open_port(frontend_t *self, int which, port_kind_t kind, bool bind,
-                             const char *address, const char *what, lk_error_t *err)
+/* Has on_drain called when something arrives; in memory the owner wakes us. */
+static void watch_port(frontend_t *self, int which)
 {
-    CHECK(self->ports[which] == NULL);
-    LK_RETURN_IF_ERROR(
-        self->deps.open_port(self->deps.ctx, kind, bind, address, what, &self->ports[which], err));
-    int fd = kind == PORT_PUSH ? -1 : port_fd(self->ports[which]);
+    int fd = port_fd(self->ports[which]);
     if (fd >= 0) {
         self->port_events[which] =
             event_new(self->deps.base, fd, EV_READ | EV_PERSIST, on_drain, self);
         CHECK(self->port_events[which] != NULL && event_add(self->port_events[which], NULL) == 0);
     }
     event_active(self->drain, EV_TIMEOUT, 0);
+}
+
+static lk_status_t open_port(frontend_t *self, int which, port_kind_t kind, bool bind,
+                             const char *address, const char *what, lk_error_t *err)
+{
+    CHECK(self->ports[which] == NULL);
+    LK_RETURN_IF_ERROR(
+        self->deps.open_port(self->deps.ctx, kind, bind, address, what, &self->ports[which], err));
+    if (kind != PORT_PUSH && is_read(self, which)) {
+        watch_port(self, which);
+    }
     return LK_OK;
 }
 

@@ -89,13 +89,8 @@ static void on_hello(fcl_t *c, const msg_t *hello, const port_peer_t *peer)
     char input[256], output[256];
     snprintf(input, sizeof input, "%s", msg_cstr(hello->hello.input_address));
     snprintf(output, sizeof output, "%s", msg_cstr(hello->hello.output_address));
-    msg_t msg = {.type = MSG_INIT};
-    msg.init = (msg_init_t){.group_epoch = 1,
-                            .dp_size = FCL_RANKS,
-                            .n_frontends = 1,
-                            .events_address = msg_str(port_address(c->events)),
-                            .stats_address = msg_str(port_address(c->stats))};
-    put(c->handshake, peer, &msg);
+    c->frontend_peer = *peer;
+    c->init_due = true;
     for (uint32_t r = 0; r < FCL_RANKS; r++) {
         c->input[r] = fcl_open(c, PORT_DEALER, false, input);
         c->output[r] = fcl_open(c, PORT_PUSH, false, output);
@@ -105,10 +100,25 @@ static void on_hello(fcl_t *c, const msg_t *hello, const port_peer_t *peer)
     }
 }
 
+static void send_init(fcl_t *c)
+{
+    msg_t msg = {.type = MSG_INIT};
+    msg.init = (msg_init_t){.group_epoch = 1,
+                            .dp_size = FCL_RANKS,
+                            .n_frontends = 1,
+                            .events_address = msg_str(port_address(c->events)),
+                            .stats_address = msg_str(port_address(c->stats))};
+    put(c->handshake, &c->frontend_peer, &msg);
+    c->init_due = false;
+}
+
 static void turn_coordinator(fcl_t *c)
 {
     msg_t msg;
     port_peer_t peer;
+    if (c->init_due) {
+        send_init(c);
+    }
     while (take(c->handshake, &msg, &peer)) {
         if (msg.type == MSG_HELLO) {
             on_hello(c, &msg, &peer);

@@ -26,6 +26,8 @@ typedef struct {
     lk_port_t *handshake, *events, *stats;           /* the coordinator's */
     lk_port_t *input[FCL_RANKS], *output[FCL_RANKS]; /* the engines' */
     bool connected, ready, ended;
+    bool init_due; /* INIT comes a turn after the engines: the front end may be the last to hear */
+    port_peer_t frontend_peer;
     lk_error_t end;
     char ready_text[512];
     uint16_t port;
