@@ -1,0 +1,159 @@
+/*
+ * check_pause.c: from the first rank's answer to a pause on, no rank steps until something that can
+ * lift it has been asked for; and what the mode promises is true on the rank that answers.
+ *
+ * Seen from the messages alone. A RESUME or a CANCEL can lift a pause as long as some rank has not
+ * answered it, so a pause that is answered while one is open proves nothing.
+ */
+#include "tests/sim/checkers.h"
+#include "tests/sim/net.h"
+#include "base/check.h"
+
+#include <stdlib.h>
+
+#define MAX_COMMANDS 4096
+
+typedef struct {
+    uint32_t front;
+    uint64_t generation, number, kind, mode, target;
+    bool *done; /* [ranks]: answered */
+    uint32_t n_done;
+    bool acked; /* a PAUSE: with LK_OK by some rank */
+} command_t;
+
+typedef struct {
+    command_t *commands;
+    size_t n, cap;
+    size_t lifters;       /* RESUMEs and CANCELs that some rank has not answered */
+    bool stopped;         /* a pause is in force, and nothing that lifts it is open */
+    bool keep_since_lift; /* some pause since the last lift was not `wait` */
+    size_t stopped_by;
+} state_t;
+
+static bool lifts(const command_t *c)
+{
+    return c->kind == CMD_RESUME || c->kind == CMD_CANCEL;
+}
+
+static command_t *find(state_t *self, uint32_t front, uint64_t generation, uint64_t number)
+{
+    for (size_t i = self->n; i-- > 0;) {
+        command_t *c = &self->commands[i];
+        if (c->front == front && c->generation == generation && c->number == number) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
+{
+    if (find(self, (uint32_t)cmd->client, cmd->generation, cmd->number) != NULL) {
+        return; /* to another rank, or again */
+    }
+    if (self->n == self->cap) {
+        self->cap = 2 * self->cap + 64;
+        self->commands = realloc(self->commands, self->cap * sizeof *self->commands);
+        CHECK(self->commands != NULL);
+    }
+    command_t *c = &self->commands[self->n++];
+    *c = (command_t){.front = (uint32_t)cmd->client,
+                     .generation = cmd->generation,
+                     .number = cmd->number,
+                     .kind = cmd->kind,
+                     .mode = cmd->mode,
+                     .target = cmd->target,
+                     .done = calloc(sim->o.ranks, sizeof *c->done)};
+    CHECK(c->done != NULL);
+    if (lifts(c)) {
+        self->lifters++;
+        self->stopped = false;
+    }
+    self->keep_since_lift |= cmd->kind == CMD_PAUSE && cmd->mode != PAUSE_WAIT;
+}
+
+/* Whether the PAUSE is one that its front end has cancelled: it then ends no requests. */
+static bool is_cancelled(const state_t *self, const command_t *pause)
+{
+    for (size_t i = 0; i < self->n; i++) {
+        const command_t *c = &self->commands[i];
+        if (c->kind == CMD_CANCEL && c->front == pause->front &&
+            c->generation == pause->generation && c->target == pause->number) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The rank's state in the very call in which it answers. */
+static void check_mode(sim_t *sim, const state_t *self, uint32_t rank, const command_t *pause)
+{
+    const scheduler_t *s = engine_core_scheduler(sim->ranks[rank].core);
+    size_t left = scheduler_num_running(s) + scheduler_num_waiting(s);
+    if (pause->mode == PAUSE_ABORT && left > 0 && !is_cancelled(self, pause)) {
+        sim_fail(sim, "pause", "rank %u answers a pause in mode abort and holds %zu requests", rank,
+                 left);
+    }
+    if (pause->mode == PAUSE_WAIT && !self->keep_since_lift && scheduler_num_started(s) > 0) {
+        sim_fail(sim, "pause", "rank %u answers a pause in mode wait, and %zu requests are running",
+                 rank, scheduler_num_started(s));
+    }
+}
+
+static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t *done)
+{
+    command_t *c = find(self, front, done->generation, done->number);
+    if (c == NULL || done->rank >= sim->o.ranks || c->done[done->rank]) {
+        return;
+    }
+    c->done[done->rank] = true;
+    c->n_done++;
+    if (lifts(c)) {
+        self->lifters -= c->n_done == sim->o.ranks;
+        return;
+    }
+    if (c->kind != CMD_PAUSE || done->status != LK_OK) {
+        return;
+    }
+    check_mode(sim, self, (uint32_t)done->rank, c);
+    if (!c->acked && self->lifters == 0) {
+        self->stopped = true;
+        self->stopped_by = (size_t)(c - self->commands);
+    }
+    c->acked = true;
+}
+
+static void on_step(sim_t *sim, const state_t *self, uint32_t rank, const exec_batch_t *batch)
+{
+    if (self->stopped) {
+        const command_t *c = &self->commands[self->stopped_by];
+        sim_fail(sim, "pause",
+                 "rank %u takes step %llu although pause %llu of front end %u was answered, and "
+                 "nobody has resumed",
+                 rank, (unsigned long long)batch->step, (unsigned long long)c->number, c->front);
+    }
+}
+
+static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
+{
+    state_t *self = state;
+    if (saw->kind == SIM_SAW_STEP_POST) {
+        on_step(sim, self, saw->rank, saw->batch);
+    } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_CMD) {
+        on_cmd(sim, self, &saw->msg->cmd);
+    } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_DONE) {
+        on_done(sim, self, saw->to - sim_node_front(sim, 0), &saw->msg->done);
+    }
+}
+
+static void fini(sim_t *sim, void *state)
+{
+    state_t *self = state;
+    for (size_t i = 0; i < self->n; i++) {
+        free(self->commands[i].done);
+    }
+    free(self->commands);
+}
+
+const sim_checker_t check_pause = {
+    .name = "pause", .state_size = sizeof(state_t), .saw = saw, .fini = fini};

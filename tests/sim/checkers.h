@@ -1,0 +1,70 @@
+/*
+ * checkers.h: what the checkers are told, and the list of them. A checker sees what crosses a
+ * boundary (a step's batch, a vote, a message, a call's answer) and read-only views of the
+ * product's state; it shares no code with what it checks. The first one that objects ends the run
+ * (sim_fail).
+ */
+#ifndef LK_TESTS_SIM_CHECKERS_H
+#define LK_TESTS_SIM_CHECKERS_H
+
+#include "tests/sim/sim.h"
+
+/* name, fields used */
+#define SIM_SAW_TABLE(X)                                                                           \
+    X(STEP_POST)  /* rank, batch */                                                                \
+    X(STEP_DONE)  /* rank, batch */                                                                \
+    X(STEP_ABORT) /* rank */                                                                       \
+    X(VOTE)       /* rank, round, vec, n */                                                        \
+    X(DECIDED)    /* rank, round, vec, n: the result that this rank got */                         \
+    X(TRANSFER)   /* rank, n: number of the update that it enters; with the collective backend */  \
+    X(RANK_UP)    /* rank */                                                                       \
+    X(RANK_DOWN)  /* rank */                                                                       \
+    X(SENT)       /* from, to (nodes), msg: somebody sends it */                                   \
+    X(ADDED)      /* request */                                                                    \
+    X(OUTPUT)     /* request, output */                                                            \
+    X(ABORTED)    /* request: by its client */                                                     \
+    X(ASKED)      /* call */                                                                       \
+    X(ANSWERED)   /* call, engine_result */                                                        \
+    X(PHASE)      /* a phase begins */                                                             \
+    X(END)        /* the world is about to be taken down */
+
+typedef enum {
+#define X(name) SIM_SAW_##name,
+    SIM_SAW_TABLE(X)
+#undef X
+} sim_saw_kind_t;
+
+/* Borrowed for the call. */
+typedef struct {
+    sim_saw_kind_t kind;
+    uint32_t rank, from, to;
+    uint64_t round;
+    const exec_batch_t *batch;
+    const uint64_t *vec;
+    size_t n;
+    const msg_t *msg;
+    sim_request_t *request;
+    const msg_output_t *output;
+    sim_call_t *call;
+    const engine_result_t *engine_result;
+} sim_saw_t;
+
+typedef struct {
+    const char *name;
+    /* of the old design, too, whose other promises nobody made */
+    bool any_design;
+    size_t state_size; /* zeroed */
+    void (*saw)(sim_t *sim, void *state, const sim_saw_t *saw);
+    void (*after)(sim_t *sim, void *state); /* each event; may be NULL */
+    void (*fini)(sim_t *sim, void *state);  /* may be NULL */
+} sim_checker_t;
+
+extern const sim_checker_t check_requests, check_kv, check_weights, check_pause, check_rounds,
+    check_liveness, check_resources;
+
+sim_checks_t *sim_checks_new(const sim_t *sim);
+void sim_checks_destroy(sim_t *sim, sim_checks_t **self_p);
+void sim_saw(sim_t *sim, const sim_saw_t *saw);
+void sim_checks_after(sim_t *sim);
+
+#endif

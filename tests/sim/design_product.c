@@ -1,0 +1,3 @@
+#include "tests/sim/design.h"
+
+const bool sim_design_frontend_pause = false;

@@ -1,0 +1,104 @@
+#include "tests/sim/exec.h"
+#include "base/check.h"
+#include "tests/sim/checkers.h"
+
+#include <stdlib.h>
+
+typedef struct {
+    executor_t base;
+    executor_t *inner;
+    sim_rank_t *rank;
+    const exec_batch_t *batch; /* of the posted step */
+} exec_t;
+
+static void exec_close(executor_t *base)
+{
+    exec_t *self = (exec_t *)base;
+    self->inner->ops->close(self->inner);
+    free(self);
+}
+
+static weight_table_t *exec_weights(executor_t *base)
+{
+    executor_t *inner = ((exec_t *)base)->inner;
+    return inner->ops->weights(inner);
+}
+
+/* Now and then a step takes much longer (a long prefill, a page fault). */
+static uint64_t step_ns(const sim_rank_t *rank)
+{
+    sim_t *sim = rank->sim;
+    uint64_t ns = sim_around(sim, sim->o.step_us * 1000);
+    if (sim->o.slow_rank > 0 && rank->rank == sim->o.ranks - 1) {
+        ns *= sim->o.slow_rank;
+    }
+    return sim_chance(sim, 2) ? 10 * ns : ns;
+}
+
+static lk_status_t exec_step_post(executor_t *base, const exec_batch_t *batch, lk_error_t *err)
+{
+    exec_t *self = (exec_t *)base;
+    sim_t *sim = self->rank->sim;
+    self->batch = batch;
+    self->rank->busy_ns = sim->now_ns + step_ns(self->rank);
+    sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_STEP_POST, .rank = self->rank->rank, .batch = batch});
+    sim_log(sim, "rank %u steps %llu: %zu sequences", self->rank->rank,
+            (unsigned long long)batch->step, batch->n_seqs);
+    sim->result.steps++;
+    return self->inner->ops->step_post(self->inner, batch, err);
+}
+
+static lk_status_t exec_step_test(executor_t *base, exec_result_t *out, lk_error_t *err)
+{
+    exec_t *self = (exec_t *)base;
+    sim_t *sim = self->rank->sim;
+    if (sim->now_ns < self->rank->busy_ns) {
+        return LK_INPROGRESS;
+    }
+    lk_status_t status = self->inner->ops->step_test(self->inner, out, err);
+    if (status == LK_OK) {
+        sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_STEP_DONE,
+                                  .rank = self->rank->rank,
+                                  .batch = self->batch});
+    }
+    return status;
+}
+
+/* The rank is woken when its time is over and when a peer's share arrives. */
+static bool exec_step_waits(const executor_t *base)
+{
+    return true;
+}
+
+static void exec_step_abort(executor_t *base)
+{
+    exec_t *self = (exec_t *)base;
+    sim_saw(self->rank->sim, &(sim_saw_t){.kind = SIM_SAW_STEP_ABORT, .rank = self->rank->rank});
+    self->inner->ops->step_abort(self->inner);
+}
+
+static const executor_ops_t ops = {
+    .name = "sim",
+    .close = exec_close,
+    .weights = exec_weights,
+    .step_post = exec_step_post,
+    .step_test = exec_step_test,
+    .step_waits = exec_step_waits,
+    .step_abort = exec_step_abort,
+};
+
+lk_status_t sim_exec_open(sim_rank_t *rank, const executor_config_t *config, executor_t **out,
+                          lk_error_t *err)
+{
+    exec_t *self = calloc(1, sizeof *self);
+    CHECK(self != NULL);
+    self->base.ops = &ops;
+    self->rank = rank;
+    lk_status_t status = executor_null_ops.open(config, &self->inner, err);
+    if (status != LK_OK) {
+        free(self);
+        return status;
+    }
+    *out = &self->base;
+    return LK_OK;
+}

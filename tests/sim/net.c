@@ -1,0 +1,167 @@
+#include "tests/sim/net.h"
+#include "base/check.h"
+#include "base/hash.h"
+#include "proto/codec.h"
+#include "tests/sim/checkers.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    sim_link_t link;
+    size_t envelope_len, len;
+    uint8_t data[];
+} packet_t;
+
+/* What waits in the sockets of a node that does not read. */
+typedef struct {
+    unsigned links;
+    sim_event_t *events;
+    size_t n, cap;
+} held_t;
+
+struct sim_net {
+    size_t nodes;
+    held_t *held;      /* [nodes] */
+    uint64_t *last_ns; /* [link][from][to]: when the newest message arrives */
+    lk_buf_t envelope, body;
+    sim_traffic_t traffic[SIM_LINK_COUNT];
+};
+
+static const char *const link_names[] = {
+#define X(name) #name,
+    SIM_LINK_TABLE(X)
+#undef X
+};
+
+sim_net_t *sim_net_new(const sim_t *sim)
+{
+    sim_net_t *self = calloc(1, sizeof *self);
+    CHECK(self != NULL);
+    self->nodes = 1 + sim->o.ranks + sim->o.frontends;
+    self->last_ns = calloc(SIM_LINK_COUNT * self->nodes * self->nodes, sizeof *self->last_ns);
+    self->held = calloc(self->nodes, sizeof *self->held);
+    CHECK(self->last_ns != NULL && self->held != NULL);
+    lk_buf_init(&self->envelope, 0);
+    lk_buf_init(&self->body, 0);
+    return self;
+}
+
+void sim_net_destroy(sim_net_t **self_p)
+{
+    sim_net_t *self = *self_p;
+    if (self != NULL) {
+        lk_buf_fini(&self->envelope);
+        lk_buf_fini(&self->body);
+        for (size_t i = 0; i < self->nodes; i++) {
+            for (size_t k = 0; k < self->held[i].n; k++) {
+                free(self->held[i].events[k].data);
+            }
+            free(self->held[i].events);
+        }
+        free(self->held);
+        free(self->last_ns);
+        free(self);
+        *self_p = NULL;
+    }
+}
+
+static bool is_lost(sim_t *sim, sim_link_t link)
+{
+    uint64_t percent = link == SIM_LINK_WAVE    ? sim->o.lost_starts
+                       : link == SIM_LINK_STATS ? sim->o.lost_stats
+                                                : 0;
+    /* a front end that never hears that the cluster serves could not even start */
+    bool lossy = sim->phase == SIM_SAFETY || (link == SIM_LINK_WAVE && sim->phase == SIM_HEAL);
+    return lossy && percent > 0 && sim_chance(sim, percent);
+}
+
+void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const msg_t *msg)
+{
+    sim_net_t *self = sim->net;
+    lk_error_t err = LK_ERROR_INIT;
+    lk_buf_clear(&self->envelope);
+    lk_buf_clear(&self->body);
+    if (msg_encode(msg, &self->envelope, &self->body, &err) != LK_OK) {
+        sim_fail(sim, "net", "a %s message could not be encoded: %s", msg_type_name(msg->type),
+                 err.text);
+        return;
+    }
+    size_t len = self->envelope.len + self->body.len;
+    self->traffic[link].messages++;
+    self->traffic[link].bytes += len;
+    sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_SENT, .from = from, .to = to, .msg = msg});
+    if (is_lost(sim, link)) {
+        return;
+    }
+    packet_t *packet = malloc(sizeof *packet + len);
+    CHECK(packet != NULL);
+    *packet = (packet_t){link, self->envelope.len, len};
+    memcpy(packet->data, self->envelope.data, self->envelope.len);
+    memcpy(packet->data + self->envelope.len, self->body.data, self->body.len);
+    uint64_t *last = &self->last_ns[(link * self->nodes + from) * self->nodes + to];
+    uint64_t at = sim->now_ns + sim_latency_ns(sim);
+    at = LK_MAX(at, *last);
+    *last = at;
+    sim_post(sim, at - sim->now_ns, SIM_EV_MESSAGE, from, to, msg->type, packet);
+}
+
+void sim_net_hold(sim_t *sim, uint32_t node, unsigned links)
+{
+    held_t *held = &sim->net->held[node];
+    held->links = links;
+    size_t kept = 0;
+    for (size_t i = 0; i < held->n; i++) {
+        const sim_event_t *e = &held->events[i];
+        if (links >> ((const packet_t *)e->data)->link & 1) {
+            held->events[kept++] = *e;
+        } else {
+            sim_post(sim, 0, SIM_EV_MESSAGE, e->a, e->b, e->n, e->data);
+        }
+    }
+    held->n = kept;
+}
+
+static void keep(held_t *held, sim_event_t *event)
+{
+    if (held->n == held->cap) {
+        held->cap = 2 * held->cap + 16;
+        held->events = realloc(held->events, held->cap * sizeof *held->events);
+        CHECK(held->events != NULL);
+    }
+    held->events[held->n++] = *event;
+    event->data = NULL;
+}
+
+void sim_net_deliver(sim_t *sim, sim_event_t *event)
+{
+    const packet_t *packet = event->data;
+    uint32_t to = event->b;
+    if (sim->net->held[to].links >> packet->link & 1) {
+        keep(&sim->net->held[to], event);
+        return;
+    }
+    sim_trace(sim, lk_hash64(packet->data, packet->len, packet->link));
+    lk_error_t err = LK_ERROR_INIT;
+    msg_t msg;
+    if (msg_decode(packet->data, packet->envelope_len, packet->data + packet->envelope_len,
+                   packet->len - packet->envelope_len, &msg, &err) != LK_OK) {
+        sim_fail(sim, "net", "a message can not be decoded: %s", err.text);
+        return;
+    }
+    sim_log(sim, "node %u -> %u  %-9s %s", event->a, to, link_names[packet->link],
+            msg_type_name(msg.type));
+    if (to == sim_node_coord()) {
+        sim_coord_on_msg(&sim->coord, &msg);
+    } else if (to <= sim->o.ranks) {
+        sim_rank_on_msg(&sim->ranks[to - 1], event->a, &msg);
+    } else {
+        sim_front_on_msg(&sim->fronts[to - 1 - sim->o.ranks], &msg);
+    }
+    msg_fini(&msg);
+}
+
+const sim_traffic_t *sim_net_traffic(const sim_t *sim, sim_link_t link)
+{
+    return &sim->net->traffic[link];
+}

@@ -1,0 +1,58 @@
+/*
+ * net.h: messages between the processes, as bytes, over links that are in order and without gaps
+ * (one ZeroMQ connection each) and take time. What ZeroMQ loses is lost here: PUB to whoever does
+ * not keep up, ROUTER to a peer that it does not know, what was under way when a process died.
+ */
+#ifndef LK_TESTS_SIM_NET_H
+#define LK_TESTS_SIM_NET_H
+
+#include "tests/sim/sim.h"
+
+/* name, text */
+#define SIM_LINK_TABLE(X)                                                                          \
+    X(HANDSHAKE) /* engines, front ends <-> coordinator */                                         \
+    X(HERE)      /* engine -> front end's input ROUTER */                                          \
+    X(INPUT)     /* front end -> engine */                                                         \
+    X(OUTPUT)    /* engine -> front end */                                                         \
+    X(EVENTS)    /* engine, front end -> coordinator */                                            \
+    X(STATS)     /* coordinator -> front ends, PUB */                                              \
+    X(WAVE)      /* coordinator -> engines, PUB */
+
+typedef enum {
+#define X(name) SIM_LINK_##name,
+    SIM_LINK_TABLE(X)
+#undef X
+        SIM_LINK_COUNT
+} sim_link_t;
+
+typedef struct {
+    uint64_t messages, bytes;
+} sim_traffic_t;
+
+sim_net_t *sim_net_new(const sim_t *sim);
+void sim_net_destroy(sim_net_t **self_p);
+
+/* Nodes: the coordinator, then the engines by rank, then the front ends. */
+static inline uint32_t sim_node_coord(void)
+{
+    return 0;
+}
+static inline uint32_t sim_node_rank(const sim_t *sim, uint32_t rank)
+{
+    return 1 + rank;
+}
+static inline uint32_t sim_node_front(const sim_t *sim, uint32_t front)
+{
+    return 1 + (uint32_t)sim->o.ranks + front;
+}
+
+/* Encodes msg, whose envelope the caller has filled, and sends it off. */
+void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const msg_t *msg);
+/* What arrives at the node over links of the mask (1 << link) stays in its sockets until it is let
+ * go; then it comes at once, in the order in which it arrived. */
+void sim_net_hold(sim_t *sim, uint32_t node, unsigned links);
+/* A MESSAGE event: decodes and hands it to its node. */
+void sim_net_deliver(sim_t *sim, sim_event_t *event);
+const sim_traffic_t *sim_net_traffic(const sim_t *sim, sim_link_t link);
+
+#endif

@@ -1,0 +1,72 @@
+#include "base/log.h"
+#include "tests/lib/test_main.h"
+#include "tests/sim/batch.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+#ifdef __SANITIZE_ADDRESS__
+#define N_SEEDS 10
+#else
+#define N_SEEDS 40
+#endif
+
+/* Seeds that found something once; each with what it was. They keep their options for as long as
+ * options.def keeps its order. */
+static const uint64_t found[] = {
+    3,  /* dense, 7 ranks: the coordinator spun, and ENGINE_HERE was lost, before INIT arrived */
+    48, /* 32 slow steps between rounds: no pause within a deadline shorter than that */
+    53, /* a trainer dies in an update, another caller aborts it: a rank stays out of a transfer */
+};
+
+static void run(const uint64_t *seeds, size_t n, bool twice)
+{
+    sim_batch_t batch = {.config = {.max_events = 10000},
+                         .seeds = (uint64_t *)(uintptr_t)seeds,
+                         .n_seeds = n,
+                         .jobs = 2,
+                         .twice = twice,
+                         .prefix = "# ",
+                         .replay = "./run sim"};
+    ck_assert_uint_eq(sim_batch_run(&batch), 0);
+}
+
+START_TEST(test_seeds)
+{
+    uint64_t seeds[N_SEEDS], first = test_seed("seeds") >> 16;
+    for (size_t i = 0; i < N_SEEDS; i++) {
+        seeds[i] = first + i;
+    }
+    run(seeds, N_SEEDS, false);
+}
+END_TEST
+
+START_TEST(test_found_once)
+{
+    run(found, sizeof found / sizeof found[0], false);
+}
+END_TEST
+
+START_TEST(test_a_seed_replays_exactly)
+{
+    uint64_t seeds[6], first = test_seed("seeds") >> 16;
+    for (size_t i = 0; i < 6; i++) {
+        seeds[i] = first + 1000 + i;
+    }
+    run(seeds, 6, true);
+}
+END_TEST
+
+Suite *test_suite(void)
+{
+    json_object_seed(1);
+    lk_log_init("sim", LK_LOG_ERROR, LK_LOG_TEXT);
+    Suite *s = suite_create("sim");
+    TCase *tc = tcase_create("seeds");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, test_seeds);
+    tcase_add_test(tc, test_found_once);
+    tcase_add_test(tc, test_a_seed_replays_exactly);
+    suite_add_tcase(s, tc);
+    return s;
+}
