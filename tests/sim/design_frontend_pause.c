@@ -48,7 +48,7 @@ group_t *group_new(const group_config_t *config)
     self->seen = calloc(config->n_frontends, sizeof *self->seen);
     CHECK(self->generation != NULL && self->seen != NULL);
     pause_init(&self->base.pause);
-    weight_state_init(&self->base.weights);
+    weight_state_init(&self->base.weights, false);
     self->base.run = !config->lockstep;
     if (config->rank == 0) {
         group_push(&self->base, GROUP_ACT_REPORT, NULL);
@@ -350,6 +350,12 @@ void group_step_done(group_t *self)
 
 /* ---- weight calls ---- */
 
+void group_end_update(group_t *self)
+{
+    free(self->update.spec);
+    self->update = (group_update_t){.phase = UPDATE_NONE};
+}
+
 void group_update_done(group_t *self, const lk_error_t *result)
 {
     group_update_t *u = &self->update;
@@ -370,8 +376,7 @@ void group_update_done(group_t *self, const lk_error_t *result)
     }
     push_done(self, u->frontend, u->generation, u->number, CMD_UPDATE, u->verb, result->status,
               result->text);
-    free(u->spec);
-    *u = (group_update_t){.phase = UPDATE_NONE};
+    group_end_update(self);
     read_queue(old(self));
 }
 
