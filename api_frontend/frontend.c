@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 #define TICK_MS      50
-#define DRAIN_BUDGET 256                /* messages of one socket before others get a turn */
+#define DRAIN_BUDGET 256             /* messages of one socket before others get a turn, */
+#define DRAIN_NS     (20 * LK_MS_NS) /* and for how long: logprobs of all tokens are much to write */
 #define FLUSH_NS     (1 * LK_SECOND_NS) /* at the end: for last bytes to reach slow clients */
 #define MAX_TRANSFER_S                                                                             \
     1800.0 /* backstop of a weight transfer; engines stop one without progress                     \
@@ -281,7 +282,11 @@ static bool drain_port(frontend_t *self, int which)
     if (which == PORT_TRAINER) {
         return trainer_port_drain(&self->trainer, DRAIN_BUDGET);
     }
+    uint64_t until = lk_env_now_ns(self->deps.env) + DRAIN_NS;
     for (int i = 0; i < DRAIN_BUDGET && self->state != ENDED; i++) {
+        if (i > 0 && lk_env_now_ns(self->deps.env) >= until) {
+            return true;
+        }
         port_msg_t in;
         msg_t msg;
         lk_error_t err = LK_ERROR_INIT;
@@ -313,8 +318,9 @@ static void on_drain(evutil_socket_t fd, short what, void *ctx)
     for (int i = 0; i < N_PORTS && self->state != ENDED; i++) {
         more |= drain_port(self, i);
     }
-    if (more) {
-        event_active(self->drain, EV_TIMEOUT, 0);
+    if (more) { /* in the loop's next turn: made active, it would go on before timers and sockets */
+        struct timeval now = {0};
+        CHECK(event_add(self->drain, &now) == 0);
     }
 }
 
