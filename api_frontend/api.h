@@ -29,7 +29,7 @@ typedef struct api_route {
 #define API_PING_NS         (15 * LK_SECOND_NS) /* silence on a stream before a ": ping" */
 #define API_MAX_JSON_MEMORY (256u << 20)        /* bytes of a parsed body */
 #define API_CACHE_ENTRIES   1024
-#define API_MAX_LOGPROBS    (256u << 20) /* held for all replies; no new ones are taken in beyond */
+#define API_MAX_LOGPROBS    (128u << 20) /* held for all replies; no new ones are taken in beyond */
 
 struct api {
     const lk_config_t *config;
@@ -42,7 +42,7 @@ struct api {
     reply_cache_t *cache;
     struct completion *completions; /* live ones */
     size_t n_completions;
-    size_t held_logprobs; /* of their replies, at 8 bytes */
+    size_t held_logprobs; /* of their replies, at 8 bytes; or what is reserved for them */
     metrics_t metrics;
 };
 

@@ -111,6 +111,9 @@ static void count_end(completion_t *self, slot_t *slot, finish_reason_t finish)
 /* How many logprobs the replies hold, after a slot's number of them may have changed. */
 static void count_held(completion_t *self, slot_t *slot, size_t held)
 {
+    if (self->params.reserved_logprobs > 0) {
+        return; /* counted as a whole */
+    }
     self->api->held_logprobs += held - slot->held;
     slot->held = held;
 }
@@ -144,6 +147,7 @@ static void destroy(completion_t *self)
         count_held(self, &self->slots[i], 0);
         choice_fini(&self->slots[i].choice);
     }
+    api->held_logprobs -= self->params.reserved_logprobs;
     completion_params_fini(&self->params);
     free(self);
 }
@@ -508,6 +512,7 @@ static completion_t *make(api_t *api, api_call_t *call, completion_params_t *par
     }
     api->completions = self;
     api->n_completions++;
+    api->held_logprobs += params->reserved_logprobs;
     call->state = self;
     call->on_gone = on_gone;
     return self;
@@ -545,7 +550,7 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
         return;
     }
     if ((params.sampling.logprobs >= 0 || params.sampling.prompt_logprobs > 0) &&
-        api->held_logprobs > API_MAX_LOGPROBS) {
+        api->held_logprobs + params.reserved_logprobs > API_MAX_LOGPROBS) {
         api->metrics.refused++;
         completion_params_fini(&params);
         api_call_error(call, 503, NULL,

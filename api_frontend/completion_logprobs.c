@@ -57,26 +57,32 @@ lk_status_t completion_parse_logprobs(completion_parse_t *p)
     return LK_OK;
 }
 
+/* What a stream has written is gone, but large numbers of logprobs count as if all were held: they
+ * come faster than they are written. */
 lk_status_t completion_check_logprobs(completion_parse_t *p)
 {
-    const completion_params_t *out = p->out;
-    double per_token = (double)(out->sampling.logprobs + 1); /* double: no product overflows */
-    double per_prompt = (double)out->sampling.prompt_logprobs, n = (double)out->n;
+    completion_params_t *out = p->out;
+    const double per_token = (double)(out->sampling.logprobs + 1); /* doubles do not overflow */
+    const double per_prompt = (double)out->sampling.prompt_logprobs, n = (double)out->n;
+    const bool many = LK_MAX(per_token, per_prompt) > 1 + COMPLETION_FEW_LOGPROBS;
+    const double most = many ? COMPLETION_MANY_LOGPROBS : COMPLETION_MAX_LOGPROBS;
     double held = 0, scored = 0;
     for (size_t i = 0; i < out->n_prompts; i++) {
-        uint64_t tokens = out->stream ? 1 : completion_params_max_tokens(out, i, p->limits);
+        bool gone = out->stream && !many;
+        uint64_t tokens = gone ? 1 : completion_params_max_tokens(out, i, p->limits);
         held += n * (double)tokens * per_token;
         scored += (out->stream ? n : 1) * (double)out->prompts[i].n * per_prompt;
     }
-    if (held > COMPLETION_MAX_LOGPROBS || scored > COMPLETION_MAX_LOGPROBS) {
-        const char *name = held > COMPLETION_MAX_LOGPROBS ? "logprobs"
-                           : out->prompt_logprobs >= 0    ? "prompt_logprobs"
-                                                          : "echo";
-        return REFUSE(p, name,
-                      "%s asks for up to %.0f logprobs in one reply; at most %u are possible: "
-                      "ask for fewer per token, for fewer tokens%s",
-                      name, held > COMPLETION_MAX_LOGPROBS ? held : scored, COMPLETION_MAX_LOGPROBS,
-                      held > COMPLETION_MAX_LOGPROBS ? ", or for a stream" : "");
+    if (held > most || scored > most) {
+        const char *name = held > most                 ? "logprobs"
+                           : out->prompt_logprobs >= 0 ? "prompt_logprobs"
+                                                       : "echo";
+        return REFUSE(
+            p, name,
+            "%s asks for up to %.0f logprobs in one reply, and at most %.0f are possible: "
+            "ask for fewer per token or for fewer tokens",
+            name, held > most ? held : scored, most);
     }
+    out->reserved_logprobs = many ? (uint64_t)(held + scored) : 0;
     return LK_OK;
 }

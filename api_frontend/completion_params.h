@@ -18,8 +18,12 @@
 #define COMPLETION_MAX_STOP_IDS 64
 #define COMPLETION_MAX_SALT     1024 /* bytes */
 #define COMPLETION_MAX_ID       128  /* bytes of a request_id */
-#define COMPLETION_MAX_LOGPROBS                                                                    \
-    (64u << 20) /* held for one reply, at 8 bytes; of prompts or tokens */
+/* Logprobs of one reply's tokens, or prompts; each takes 8 bytes. Those of a call that wants more
+ * than COMPLETION_FEW_LOGPROBS per token come faster than this front end writes them (some millions
+ * a second): fewer per call, and all such calls together are bounded (api.h). */
+#define COMPLETION_MAX_LOGPROBS  (64u << 20)
+#define COMPLETION_FEW_LOGPROBS  20
+#define COMPLETION_MANY_LOGPROBS (4u << 20)
 
 typedef enum { COMPLETION_OPENAI, COMPLETION_GENERATE } completion_kind_t;
 
@@ -49,7 +53,8 @@ typedef struct {
                                 room there is" */
     int64_t prompt_logprobs; /* as it was given, -1: not. sampling.prompt_logprobs is also set where
                                 an echo needs them */
-    bool echo, echo_only;    /* the prompt is part of the reply; nothing else is */
+    uint64_t reserved_logprobs; /* the most that the call can take, when it wants many; else 0 */
+    bool echo, echo_only;       /* the prompt is part of the reply; nothing else is */
     bool has_seed;
     uint32_t *stop_ids;
     uint32_t *bias_ids; /* what sampling's fields of the same names point at */

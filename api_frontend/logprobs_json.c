@@ -9,16 +9,73 @@
 
 #define NO_TOKEN UINT32_MAX
 
+/* x as "%.9g" writes it, several times faster, for [0.0001, 9999). Returns the length; 0: it is out
+ * of the range, or so near the middle between two decimals that only exact arithmetic can tell. */
+static size_t put_nine_digits(char *text, double x)
+{
+    static const double limits[] = {1e-3, 1e-2, 1e-1, 1, 1e1, 1e2, 1e3, 1e4};
+    static const double powers[] = {1e12, 1e11, 1e10, 1e9, 1e8, 1e7, 1e6, 1e5};
+    if (!(x >= 1e-4 && x < 9999)) {
+        return 0;
+    }
+    int i = 0;
+    while (x >= limits[i]) {
+        i++;
+    }
+    double scaled = x * powers[i], floored = floor(scaled), rest = scaled - floored;
+    uint64_t digits = (uint64_t)floored + (rest > 0.5);
+    if (fabs(rest - 0.5) < 1e-5 || digits < 100000000 || digits >= 1000000000) {
+        return 0;
+    }
+    char d[9];
+    for (int k = 9; k-- > 0; digits /= 10) {
+        d[k] = (char)('0' + digits % 10);
+    }
+    int whole = i - 3, last = 9; /* digits before the point, if above 0; digits that are shown */
+    while (d[last - 1] == '0') {
+        last--;
+    }
+    size_t n = 0;
+    for (int k = 0; k < whole; k++) {
+        text[n++] = d[k];
+    }
+    if (whole <= 0) {
+        text[n++] = '0';
+    }
+    if (last > whole) {
+        text[n++] = '.';
+    }
+    for (int k = whole; k < last; k++) {
+        text[n++] = k < 0 ? '0' : d[k];
+    }
+    return n;
+}
+
 void logprobs_json_number(lk_buf_t *out, float x)
 {
-    if (isfinite(x) && x > -9999.0f) {
-        char text[32];
+    char text[32] = "-";
+    size_t n = put_nine_digits(text + 1, -(double)x);
+    if (n > 0) {
+        lk_buf_append(out, text, n + 1);
+        lk_buf_str(out, memchr(text, '.', n + 1) == NULL ? ".0" : "");
+    } else if (isfinite(x) && x > -9999.0f) {
         snprintf(text, sizeof text, "%.9g", (double)x); /* nine digits give a float32 back */
         lk_buf_str(out, text);
         lk_buf_str(out, strpbrk(text, ".e") == NULL ? ".0" : "");
     } else {
         lk_buf_str(out, "-9999.0");
     }
+}
+
+static void put_u32(lk_buf_t *out, uint32_t x)
+{
+    char text[10];
+    size_t n = sizeof text;
+    do {
+        text[--n] = (char)('0' + x % 10);
+        x /= 10;
+    } while (x > 0);
+    lk_buf_append(out, text + n, sizeof text - n);
 }
 
 /* ---- names ---- */
@@ -45,7 +102,8 @@ static void name_of(token_names_t *self, uint32_t id)
         }
         lk_buf_clear(&self->text);
     }
-    lk_buf_printf(&self->text, "token_id:%" PRIu32, id);
+    lk_buf_str(&self->text, "token_id:");
+    put_u32(&self->text, id);
 }
 
 void logprobs_json_name(token_names_t *names, uint32_t id, lk_buf_t *out)
@@ -96,7 +154,8 @@ static void put_entry(token_names_t *names, uint32_t id, float logprob, bool fir
     lk_buf_str(out, first ? "" : ",");
     size_t key = out->len;
     logprobs_json_name(names, id, out);
-    if (!out->failed && !take_name(names, out->data + key, out->len - key)) {
+    bool ids = names->tokenizer == NULL || names->as_ids; /* which never repeat */
+    if (!ids && !out->failed && !take_name(names, out->data + key, out->len - key)) {
         out->len = before;
         return;
     }
@@ -106,7 +165,8 @@ static void put_entry(token_names_t *names, uint32_t id, float logprob, bool fir
 
 void logprobs_json_map(token_names_t *names, const scored_token_t *token, lk_buf_t *out)
 {
-    if (!forget_names(names, token->n_top + 1)) {
+    bool ids = names->tokenizer == NULL || names->as_ids;
+    if (!ids && !forget_names(names, token->n_top + 1)) {
         out->failed = true;
         return;
     }
@@ -146,10 +206,14 @@ typedef struct {
 
 static void put_token(lk_buf_t *out, uint32_t id, float logprob, uint32_t rank)
 {
-    lk_buf_printf(
-        out, "{\"token\":\"token_id:%" PRIu32 "\",\"token_id\":%" PRIu32 ",\"logprob\":", id, id);
+    lk_buf_str(out, "{\"token\":\"token_id:");
+    put_u32(out, id);
+    lk_buf_str(out, "\",\"token_id\":");
+    put_u32(out, id);
+    lk_buf_str(out, ",\"logprob\":");
     logprobs_json_number(out, logprob);
-    lk_buf_printf(out, ",\"rank\":%" PRIu32, rank);
+    lk_buf_str(out, ",\"rank\":");
+    put_u32(out, rank);
 }
 
 static void put_listed(void *ctx, uint32_t id, float logprob, uint32_t rank)
@@ -173,9 +237,13 @@ void logprobs_json_content(const scored_token_t *token, lk_buf_t *out)
 static void put_keyed(void *ctx, uint32_t id, float logprob, uint32_t rank)
 {
     list_t *list = ctx;
-    lk_buf_printf(list->out, "%s\"%" PRIu32 "\":{\"logprob\":", list->n++ > 0 ? "," : "", id);
+    lk_buf_str(list->out, list->n++ > 0 ? ",\"" : "\"");
+    put_u32(list->out, id);
+    lk_buf_str(list->out, "\":{\"logprob\":");
     logprobs_json_number(list->out, logprob);
-    lk_buf_printf(list->out, ",\"rank\":%" PRIu32 ",\"decoded_token\":", rank);
+    lk_buf_str(list->out, ",\"rank\":");
+    put_u32(list->out, rank);
+    lk_buf_str(list->out, ",\"decoded_token\":");
     if (list->tokenizer != NULL) {
         lk_buf_clear(list->text);
         tokenizer_token_text(list->tokenizer, id, list->text);

@@ -236,3 +236,46 @@ uint32_t logits_row_top(const float *x, uint32_t n, uint32_t k, row_entry_t *out
     }
     return have;
 }
+
+/* Grows as the value falls. Both zeros are one value. */
+static inline uint32_t falling_key(float value)
+{
+    uint32_t bits;
+    value += 0.0f;
+    memcpy(&bits, &value, sizeof bits);
+    return bits >> 31 ? bits : ~(bits | 0x80000000u);
+}
+
+/* Radix sort by digits of 11 bits, the lowest first; stable, so that equal ones stay in order of
+ * their ids. */
+uint32_t logits_row_sort(const float *x, uint32_t n, row_entry_t *out, row_entry_t *scratch)
+{
+    enum { DIGIT = 11, PASSES = 3 };
+    uint32_t counts[PASSES][1u << DIGIT] = {{0}}, have = 0;
+    const uint32_t mask = (1u << DIGIT) - 1;
+    row_entry_t *from = scratch, *to = out;
+    for (uint32_t i = 0; i < n; i++) {
+        if (x[i] > -INFINITY) {
+            uint32_t key = falling_key(x[i]);
+            from[have++] = (row_entry_t){.value = x[i], .id = i};
+            for (int p = 0; p < PASSES; p++) {
+                counts[p][key >> (p * DIGIT) & mask]++;
+            }
+        }
+    }
+    for (int p = 0; p < PASSES; p++) {
+        uint32_t at = 0;
+        for (uint32_t d = 0; d <= mask; d++) {
+            uint32_t count = counts[p][d];
+            counts[p][d] = at;
+            at += count;
+        }
+        for (uint32_t i = 0; i < have; i++) {
+            to[counts[p][falling_key(from[i].value) >> (p * DIGIT) & mask]++] = from[i];
+        }
+        row_entry_t *t = from;
+        from = to;
+        to = t;
+    }
+    return have; /* an odd number of passes ends in out */
+}

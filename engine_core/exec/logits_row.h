@@ -38,5 +38,7 @@ void logits_row_cut(const float *z, float *mass, uint32_t n, row_entry_t last);
 double logits_row_sum(const float *mass, uint32_t n, double *partial);
 /* The first k in order; entries of -inf are left out. Returns how many; out has room for k. */
 uint32_t logits_row_top(const float *x, uint32_t n, uint32_t k, row_entry_t *out);
+/* The same with k = n, faster where k is a good part of n. scratch: [n], as out. */
+uint32_t logits_row_sort(const float *x, uint32_t n, row_entry_t *out, row_entry_t *scratch);
 
 #endif

@@ -23,6 +23,7 @@ struct sampler {
     float *mass;          /* [vocab_size] exp(z); 0 once it is filtered out */
     double *partial;      /* [vocab_size / LOGITS_ROW_BLOCK, rounded up] sums of mass */
     row_entry_t *entries; /* [vocab_size] */
+    row_entry_t *scratch; /* [vocab_size] */
     uint32_t *top_ids;    /* [vocab_size] of the newest sample */
     float *top_logprobs;  /* [vocab_size] */
     uint32_t *counts;     /* [vocab_size] occurrences in the output */
@@ -43,13 +44,14 @@ sampler_t *sampler_new(uint32_t vocab_size, bool processed_logprobs)
     self->mass = malloc(vocab_size * sizeof *self->mass);
     self->partial = malloc((vocab_size / LOGITS_ROW_BLOCK + 1) * sizeof *self->partial);
     self->entries = malloc(vocab_size * sizeof *self->entries);
+    self->scratch = malloc(vocab_size * sizeof *self->scratch);
     self->top_ids = malloc(vocab_size * sizeof *self->top_ids);
     self->top_logprobs = malloc(vocab_size * sizeof *self->top_logprobs);
     self->counts = malloc(vocab_size * sizeof *self->counts);
     self->seen = calloc(vocab_size, sizeof *self->seen);
     if (self->work == NULL || self->mass == NULL || self->partial == NULL ||
-        self->entries == NULL || self->top_ids == NULL || self->top_logprobs == NULL ||
-        self->counts == NULL || self->seen == NULL) {
+        self->entries == NULL || self->scratch == NULL || self->top_ids == NULL ||
+        self->top_logprobs == NULL || self->counts == NULL || self->seen == NULL) {
         sampler_destroy(&self);
     }
     return self;
@@ -65,6 +67,7 @@ void sampler_destroy(sampler_t **self_p)
     free(self->mass);
     free(self->partial);
     free(self->entries);
+    free(self->scratch);
     free(self->top_ids);
     free(self->top_logprobs);
     free(self->counts);
@@ -271,6 +274,16 @@ static uint32_t draw_token(sampler_t *self, const request_t *r, double *total)
     return token;
 }
 
+/* The first k of x in order, into entries; how many there are. */
+static uint32_t find_top(sampler_t *self, const float *x, uint32_t k)
+{
+    const uint32_t n = self->vocab_size;
+    if (k > SMALL_TOP_K && k > n / 32) {
+        return LK_MIN(k, logits_row_sort(x, n, self->entries, self->scratch));
+    }
+    return k > 0 ? logits_row_top(x, n, k, self->entries) : 0;
+}
+
 /* log-softmax of values x, with maximum max and sum of exp(x - max): of out->token and of the k
  * largest. */
 static void fill_logprobs(sampler_t *self, const float *x, float max, double sum, uint32_t k,
@@ -283,7 +296,7 @@ static void fill_logprobs(sampler_t *self, const float *x, float max, double sum
     out->n_top = k;
     out->top_ids = self->top_ids;
     out->top_logprobs = self->top_logprobs;
-    uint32_t have = k > 0 ? logits_row_top(x, self->vocab_size, k, self->entries) : 0;
+    uint32_t have = find_top(self, x, k);
     for (uint32_t i = 0; i < k; i++) {
         bool there = i < have;
         self->top_ids[i] = there ? self->entries[i].id : SAMPLER_NO_TOKEN;

@@ -6,6 +6,7 @@
 #include "engine_core/exec/sampler.h"
 #include "engine_core/sched/scheduler.h"
 
+#define SCHED_STEP_ENTRIES   (1u << 21) /* top entries of prompts in one step; but one row's */
 #define SCHED_PROMPT_ROWS    512        /* prompt tokens in one output, at most */
 #define SCHED_PROMPT_ENTRIES (1u << 14) /* and their top entries; but one token's at least */
 

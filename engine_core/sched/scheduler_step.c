@@ -23,7 +23,8 @@ static uint32_t chunk_of(scheduler_t *self, const request_t *r, uint32_t budget)
 {
     uint32_t n = LK_MIN(r->n_tokens - r->n_computed, budget);
     if (request_scores_prompt(r)) {
-        n = LK_MIN(n, self->prompt_rows_left);
+        uint32_t most = LK_MAX(SCHED_STEP_ENTRIES / r->sampling.prompt_logprobs, 1);
+        n = LK_MIN(LK_MIN(n, most), self->prompt_rows_left);
         self->prompt_rows_left -= n;
     }
     return n;

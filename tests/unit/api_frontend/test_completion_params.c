@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "tests/lib/test_main.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static tokenizer_t *tokenizer;
@@ -235,19 +236,41 @@ START_TEST(test_how_many_logprobs)
                          LK_ERR_INVALID);
         json_decref(body);
     }
-    /* 2 * 4000 tokens of 100 001 logprobs are more than a reply holds, but nothing for a stream */
-    static const char whole[] = "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000}";
-    ck_assert_int_eq(parse_limited(whole, -1, 100000, &p, &body, &param, &err), LK_ERR_INVALID);
-    ck_assert_str_eq(param, "logprobs");
-    ck_assert_ptr_nonnull(strstr(err.text, "up to 800008000 logprobs"));
-    json_decref(body);
-    static const char stream[] =
-        "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000,\"stream\":true}";
-    ck_assert_int_eq(parse_limited(stream, -1, 100000, &p, &body, &param, &err), LK_OK);
+    /* 2 * 4000 tokens of 100 001 logprobs are more than a reply holds, or a stream brings */
+    static const char *const whole[] = {
+        "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000}",
+        "{\"prompt\":[1],\"n\":2,\"logprobs\":-1,\"max_tokens\":4000,\"stream\":true}"};
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(parse_limited(whole[i], -1, 100000, &p, &body, &param, &err),
+                         LK_ERR_INVALID);
+        ck_assert_str_eq(param, "logprobs");
+        ck_assert_ptr_nonnull(strstr(err.text, "up to 800008000 logprobs"));
+        ck_assert_ptr_nonnull(strstr(err.text, "at most 4194304"));
+        json_decref(body);
+    }
+    /* few per token have more room, and a stream of them all */
+    static const struct {
+        const char *more;
+        lk_status_t status;
+    } few[] = {{"30000", LK_OK}, {"60000", LK_ERR_INVALID}, {"60000,\"stream\":true", LK_OK}};
+    for (size_t i = 0; i < LK_ARRAY_LEN(few); i++) {
+        char text[256];
+        snprintf(text, sizeof text, "{\"prompt\":[1],\"n\":64,\"logprobs\":20,\"max_tokens\":%s}",
+                 few[i].more);
+        ck_assert_int_eq(parse_limited(text, -1, 100000, &p, &body, &param, &err), few[i].status);
+        if (few[i].status == LK_OK) {
+            ck_assert_uint_eq(p.reserved_logprobs, 0);
+            completion_params_fini(&p);
+        }
+        json_decref(body);
+    }
+    static const char many[] = "{\"prompt\":[1],\"n\":2,\"logprobs\":99,\"max_tokens\":10}";
+    ck_assert_int_eq(parse_limited(many, -1, 100000, &p, &body, &param, &err), LK_OK);
+    ck_assert_uint_eq(p.reserved_logprobs, 2 * 10 * 100);
     completion_params_fini(&p);
     json_decref(body);
     char prompt[4096] = "{\"max_tokens\":1,\"prompt_logprobs\":-1,\"prompt\":[1";
-    for (int i = 0; i < 700; i++) {
+    for (int i = 0; i < 90; i++) {
         strcat(prompt, ",1");
     }
     strcat(prompt, "]}");

@@ -1,7 +1,10 @@
 /* prompt_logprobs, echo and top logprobs against scripted engines. */
+#include "api_frontend/logprobs_json.h"
 #include "base/check.h"
+#include "base/prng.h"
 #include "tests/unit/api_frontend/completion_rig.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -222,6 +225,39 @@ START_TEST(test_held_logprobs_are_bounded)
 }
 END_TEST
 
+/* Numbers look as printf's nine digits make them. */
+START_TEST(test_numbers)
+{
+    lk_prng_t prng;
+    lk_prng_seed(&prng, test_seed("numbers"));
+    lk_buf_t out;
+    lk_buf_init(&out, 0);
+    static const float special[] = {0.0f,     -0.0f,   -1.0f,    -10.0f,    -100.5f, -9998.5f,
+                                    -9999.0f, -1e9f,   -1e-5f,   -0.0001f,  -0.001f, -0.01f,
+                                    -0.1f,    -0.125f, -1e-20f,  -0.99999f, 0.5f,    -1000.0f,
+                                    -9.5f,    -1024.f, -0.0625f, -3e-4f,    -2e-39f, -99.99999f};
+    for (size_t i = 0; i < 200000; i++) {
+        float x = i < LK_ARRAY_LEN(special) ? special[i]
+                                            : -(float)exp(-11.0 + 20.0 * lk_prng_unit(&prng));
+        char want[40] = "-9999.0";
+        if (x > -9999.0f) {
+            snprintf(want, sizeof want, "%.9g", (double)x);
+            strcat(want, strpbrk(want, ".e") == NULL ? ".0" : "");
+        }
+        lk_buf_clear(&out);
+        logprobs_json_number(&out, x);
+        if (strcmp(lk_buf_cstr(&out), want) != 0) {
+            ck_abort_msg("%s, printf makes %s", lk_buf_cstr(&out), want);
+        }
+    }
+    lk_buf_clear(&out);
+    logprobs_json_number(&out, -INFINITY);
+    logprobs_json_number(&out, NAN);
+    ck_assert_str_eq(lk_buf_cstr(&out), "-9999.0-9999.0");
+    lk_buf_fini(&out);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("prompt_logprobs");
@@ -236,6 +272,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_aborted_early);
     tcase_add_test(tc, test_a_nul_is_named_by_its_id);
     tcase_add_test(tc, test_held_logprobs_are_bounded);
+    tcase_add_test(tc, test_numbers);
     suite_add_tcase(suite, tc);
     return suite;
 }

@@ -497,6 +497,36 @@ START_TEST(processed_logprobs_cover_what_is_left)
 }
 END_TEST
 
+/* The radix sort and the heap give one order, ties, zeros and infinities included. */
+START_TEST(rows_are_sorted_alike)
+{
+    enum { MOST = 3000 };
+    static float x[MOST];
+    static row_entry_t heap[MOST], sorted[MOST], scratch[MOST];
+    lk_prng_t prng;
+    lk_prng_seed(&prng, test_seed("row sort"));
+    for (int round = 0; round < 40; round++) {
+        uint32_t n = 1 + (uint32_t)lk_prng_below(&prng, MOST);
+        for (uint32_t i = 0; i < n; i++) {
+            uint64_t kind = lk_prng_below(&prng, 10);
+            x[i] = kind == 0   ? -INFINITY
+                   : kind == 1 ? 0.0f
+                   : kind == 2 ? -0.0f
+                   : kind == 3 ? (float)lk_prng_below(&prng, 5)
+                               : 30.0f * (float)lk_prng_normal(&prng);
+        }
+        uint32_t have = logits_row_top(x, n, n, heap);
+        ck_assert_uint_eq(logits_row_sort(x, n, sorted, scratch), have);
+        for (uint32_t i = 0; i < have; i++) {
+            if (sorted[i].id != heap[i].id || sorted[i].value != heap[i].value) {
+                ck_abort_msg("round %d: place %u is %u, not %u", round, i, sorted[i].id,
+                             heap[i].id);
+            }
+        }
+    }
+}
+END_TEST
+
 /* All of a vocabulary, in order, summing to 1. */
 START_TEST(logprobs_of_the_whole_vocabulary)
 {
@@ -710,6 +740,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, flat_and_wide_rows_are_cut_exactly);
     tcase_add_test(tc, raw_logprobs_are_the_models_own);
     tcase_add_test(tc, processed_logprobs_cover_what_is_left);
+    tcase_add_test(tc, rows_are_sorted_alike);
     tcase_add_test(tc, logprobs_of_the_whole_vocabulary);
     tcase_add_test(tc, prompt_logprobs_agree_with_the_reference);
     tcase_add_test(tc, banned_ids_never_come);
