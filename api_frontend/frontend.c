@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #define TICK_MS      50
-#define DRAIN_BUDGET 256             /* messages of one socket before others get a turn, */
-#define DRAIN_NS     (20 * LK_MS_NS) /* and for how long: logprobs of all tokens are much to write */
+#define DRAIN_BUDGET 256                /* messages of one socket before others get a turn, */
+#define DRAIN_NS     (20 * LK_MS_NS)    /* and for how long: some take long to write */
 #define FLUSH_NS     (1 * LK_SECOND_NS) /* at the end: for last bytes to reach slow clients */
 #define MAX_TRANSFER_S                                                                             \
     1800.0 /* backstop of a weight transfer; engines stop one without progress                     \

@@ -156,7 +156,7 @@ static const struct {
     {"{\"prompt\":[1],\"max_tokens\":1024}", "max_tokens", "maximum context length is 1024"},
     {"{\"prompt\":[1],\"max_tokens\":4,\"min_tokens\":5}", "min_tokens", "above max_tokens"},
     {"{\"prompt\":[1],\"logprobs\":21}", "logprobs", "to 20"},
-    {"{\"prompt\":[1],\"logprobs\":-1}", "logprobs", "from 0"},
+    {"{\"prompt\":[1],\"logprobs\":-1}", "logprobs", "at most 20 are allowed"},
     {"{\"prompt\":[1],\"stop\":\"\"}", "stop", "empty"},
     {"{\"prompt\":[1],\"stop\":[\"a\",\"\"]}", "stop", "empty"},
     {"{\"prompt\":[1],\"stop_token_ids\":[512]}", "stop_token_ids", "stop_token_ids[0]"},
@@ -167,7 +167,9 @@ static const struct {
      "include_usage"},
     {"{\"prompt\":[1],\"response_format\":{\"type\":\"json_object\"}}", "response_format",
      "not supported"},
-    {"{\"prompt\":[1],\"echo\":true}", "echo", "not supported"},
+    {"{\"prompt\":[1],\"echo\":2}", "echo", "true or false"},
+    {"{\"prompt\":[1],\"prompt_logprobs\":21}", "prompt_logprobs", "to 20"},
+    {"{\"prompt\":[1],\"prompt_logprobs\":1,\"stream\":true}", "prompt_logprobs", "stream"},
 };
 
 START_TEST(bad_bodies_name_the_field)
@@ -197,6 +199,8 @@ static const struct {
     {"min_tokens", "i"},
     {"seed", "i"},
     {"logprobs", "i"},
+    {"prompt_logprobs", "i"},
+    {"echo", "b"},
     {"stop", "sa"},
     {"stop_token_ids", "a"},
     {"stream", "b"},
