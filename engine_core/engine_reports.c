@@ -195,9 +195,13 @@ msg_str_t engine_done_body(engine_core_t *self, const group_action_t *done)
 
 static const char *weight_state_text(const engine_core_t *self)
 {
-    unsigned gates = group_weights(self->group)->gates;
+    const weight_state_t *weights = group_weights(self->group);
+    unsigned gates = weights->gates;
     if (group_updating(self->group)) {
-        return self->update_verb == UPDATE_VERB_INIT ? "initialising" : "updating";
+        return self->update_verb == UPDATE_VERB_INIT     ? "initialising"
+               : !weights->shadow                        ? "updating"
+               : self->update_verb == UPDATE_VERB_UPDATE ? "receiving"
+                                                         : "preparing";
     }
     return gates & GATE_SESSION  ? "session open"
            : gates & GATE_DIRTY  ? "dirty"
@@ -221,6 +225,8 @@ msg_str_t engine_weight_info(engine_core_t *self)
     add_text(self, "version", weights->version);
     lk_buf_printf(&self->text, ", \"epoch\": %llu", (unsigned long long)weights->epoch);
     add_digest(self);
+    lk_buf_printf(&self->text, ", \"weight_swap\": \"%s\", \"session_open\": %s",
+                  weights->shadow ? "shadow" : "inplace", weights->session ? "true" : "false");
     lk_buf_printf(&self->text, ", \"dirty\": %s", weights->gates & GATE_DIRTY ? "true" : "false");
     if (weights->gates & GATE_DIRTY) {
         add_text(self, "dirty_reason", weights->dirty_why);

@@ -227,6 +227,7 @@ static void open_engine(cc_t *self, uint32_t r)
     bool ep = config->moe && config->n_ranks > 1;
     executor_config_t exec = {.model = &self->model,
                               .dtype = LK_DTYPE_F32,
+                              .shadow = config->shadow,
                               .load_dummy = true,
                               .dummy_seed = 11,
                               .block_size = CC_BLOCK,
@@ -242,6 +243,7 @@ static void open_engine(cc_t *self, uint32_t r)
                                  .dp_size = config->n_ranks,
                                  .n_frontends = config->n_frontends,
                                  .group_epoch = 3,
+                                 .shadow = config->shadow,
                                  .lockstep = ep,
                                  .sync_interval = config->sync_interval,
                                  .reject_while_paused = config->reject_while_paused,
@@ -722,6 +724,14 @@ void cc_note_epoch(cc_t *self)
         uint64_t epoch = group_weights(engine_core_group(self->engines[r]))->epoch;
         digest_t digest = weight_table_digest(self->executors[r]->ops->weights(self->executors[r]));
         ck_assert_uint_lt(epoch + 1, CC_MAX_EPOCHS);
+        if (self->config.shadow) {
+            bool known = self->digests[epoch].lane[0] != 0 || self->digests[epoch].lane[1] != 0;
+            ck_assert_msg(!known || digest_equal(self->digests[epoch], digest),
+                          "seed %llx: rank %u: the weights of epoch %llu are not what they were",
+                          (unsigned long long)self->config.seed, r, (unsigned long long)epoch);
+            self->digests[epoch] = digest;
+            continue;
+        }
         bool committing = group_updating(engine_core_group(self->engines[r])) ||
                           (group_weights(engine_core_group(self->engines[r]))->gates != 0);
         if (!committing) {

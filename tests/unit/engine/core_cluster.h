@@ -28,7 +28,7 @@
 typedef struct {
     uint32_t n_ranks, n_frontends, sync_interval;
     bool moe; /* experts over the ranks: lockstep */
-    bool doorbell, reject_while_paused, no_transfer;
+    bool doorbell, reject_while_paused, no_transfer, shadow;
     uint32_t num_blocks;
     uint64_t seed;
 } cc_config_t;
@@ -147,7 +147,8 @@ void cc_new_values(cc_t *self, size_t first, size_t n);
 void cc_start_sending(cc_t *self, size_t first, size_t n);
 /* The trainer dies. */
 void cc_kill_trainer(cc_t *self);
-/* After a committed FINISH: notes the digest that all ranks hold, and checks that they do. */
+/* Notes the digest of the weights in force, by epoch; shadow: and checks that it never changes within
+ * one. After every event while a FINISH is under way. */
 void cc_note_epoch(cc_t *self);
 
 uint64_t cc_steps(const cc_t *self);
