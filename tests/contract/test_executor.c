@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define N_EXECUTORS 2
+#define N_CASES     (2 * N_EXECUTORS) /* each with one set of weights and with two */
 #define BLOCK       8
 #define N_BLOCKS    64
 #define LENGTH      21
@@ -30,7 +31,7 @@ typedef struct {
 static void fixture_open(fixture_t *f, int i, ep_t ep)
 {
     lk_error_t err = LK_ERROR_INIT;
-    f->ops = executor_find(names[i]);
+    f->ops = executor_find(names[i % N_EXECUTORS]);
     ck_assert_ptr_nonnull(f->ops);
     snprintf(f->dir, sizeof f->dir, "%s/models/qwen3_moe", test_fixtures());
     ck_assert_msg(model_config_load(f->dir, &f->model, &err) == LK_OK, "%s", err.text);
@@ -38,6 +39,7 @@ static void fixture_open(fixture_t *f, int i, ep_t ep)
         .model_dir = f->dir,
         .model = &f->model,
         .dtype = LK_DTYPE_BF16,
+        .shadow = i >= N_EXECUTORS,
         .block_size = BLOCK,
         .num_blocks = N_BLOCKS,
         .max_seqs = 4,
@@ -133,6 +135,7 @@ START_TEST(weights_and_block_size_are_told)
     fixture_t f;
     fixture_open(&f, _i, ep_local());
     ck_assert_uint_gt(f.ops->kv_block_bytes(&f.config), 0);
+    ck_assert_uint_ge(f.ops->weight_bytes(&f.config), weight_table_bytes(f.ops->weights(f.exec)));
     weight_table_t *w = f.ops->weights(f.exec);
     ck_assert_ptr_nonnull(w);
     ck_assert_int_eq(weight_table_dtype(w), LK_DTYPE_BF16);
@@ -156,6 +159,76 @@ START_TEST(weights_and_block_size_are_told)
     ck_assert(digest_equal(digests[0], digests[1]));
     ck_assert(!digest_equal(digests[0], digests[2]));
     f.ops->close(f.exec);
+}
+END_TEST
+
+/* New values for every `every`th tensor of the model, as a session brings them. In two sets the
+ * live one is what it was until the commit, between any two slices. */
+static void update(fixture_t *f, size_t every, uint64_t seed, const exec_seq_t *seq,
+                   const row_t *before)
+{
+    weight_table_t *w = f->ops->weights(f->exec);
+    weight_sink_t sink = weight_table_sink(w);
+    lk_error_t err = LK_ERROR_INIT;
+    lk_prng_t prng;
+    lk_prng_seed(&prng, seed);
+    ck_assert((sink.ops->prepare != NULL) == f->config.shadow);
+    sink.ops->begin(sink.ctx);
+    for (size_t i = 0; i < weight_table_count(w); i += every) {
+        const weight_slot_t *slot = weight_table_at(w, i);
+        tensor_desc_t desc = {.name = slot->name, .dtype = LK_DTYPE_F32, .ndim = slot->ndim};
+        memcpy(desc.shape, slot->shape, sizeof slot->shape);
+        float *values = malloc(slot->numel * sizeof *values);
+        for (uint64_t k = 0; k < slot->numel; k++) {
+            values[k] = (float)lk_prng_normal(&prng) / 8;
+        }
+        ck_ok(sink.ops->plan(sink.ctx, &desc, 1, &err));
+        ck_ok(weight_sink_store(&sink, 0, values, slot->numel * sizeof *values, &err));
+        free(values);
+    }
+    if (f->config.shadow) {
+        lk_status_t status;
+        do {
+            exec_result_t r = run(f, seq, 1);
+            row_t got = row_of(f, &r, 0);
+            ck_assert_mem_eq(&got, before, sizeof got);
+            status = sink.ops->prepare(sink.ctx, &err);
+            ck_assert_int_ge(status, 0);
+        } while (status == LK_INPROGRESS);
+        exec_result_t r = run(f, seq, 1);
+        row_t got = row_of(f, &r, 0);
+        ck_assert_mem_eq(&got, before, sizeof got);
+    }
+    ck_ok(sink.ops->commit(sink.ctx, &err));
+}
+
+/* Whole and partial updates: steps after a commit are those of the new weights, whichever way they
+ * came, and nothing an executor keeps beside the weights is left behind. */
+START_TEST(steps_follow_the_weights)
+{
+    fixture_t f, plain;
+    fixture_open(&f, _i, ep_local());
+    fixture_open(&plain, _i % N_EXECUTORS, ep_local());
+    uint32_t tokens[LENGTH], blocks[4];
+    fill_tokens(&f, tokens, 4);
+    fill_blocks(blocks, 30);
+    const exec_seq_t seq = {tokens, 0, LENGTH, blocks, 1};
+    exec_result_t r = run(&f, &seq, 1);
+    row_t row = row_of(&f, &r, 0);
+    static const size_t every[] = {1, 3, 3, 2, 1, 5};
+    for (size_t u = 0; u < LK_ARRAY_LEN(every); u++) {
+        const row_t before = row;
+        update(&f, every[u], u, &seq, &before);
+        update(&plain, every[u], u, &seq, &before);
+        r = run(&f, &seq, 1);
+        row = row_of(&f, &r, 0);
+        ck_assert_mem_ne(&row, &before, sizeof row);
+        r = run(&plain, &seq, 1);
+        row_t want = row_of(&plain, &r, 0);
+        ck_assert_mem_eq(&row, &want, sizeof row);
+    }
+    f.ops->close(f.exec);
+    plain.ops->close(plain.exec);
 }
 END_TEST
 
@@ -329,14 +402,15 @@ Suite *test_suite(void)
     TCase *tc = tcase_create("executor");
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, found_by_name, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, a_missing_model_is_an_error, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, weights_and_block_size_are_told, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, a_dummy_step_has_no_rows, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, rows_come_in_the_order_of_the_batch, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, chunks_and_shared_blocks_change_nothing, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, abort_is_legal_at_any_time, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, closing_in_mid_step_is_legal, 0, N_EXECUTORS);
-    tcase_add_loop_test(tc, ranks_of_a_group, 0, N_EXECUTORS);
+    tcase_add_loop_test(tc, a_missing_model_is_an_error, 0, N_CASES);
+    tcase_add_loop_test(tc, weights_and_block_size_are_told, 0, N_CASES);
+    tcase_add_loop_test(tc, steps_follow_the_weights, 0, N_CASES);
+    tcase_add_loop_test(tc, a_dummy_step_has_no_rows, 0, N_CASES);
+    tcase_add_loop_test(tc, rows_come_in_the_order_of_the_batch, 0, N_CASES);
+    tcase_add_loop_test(tc, chunks_and_shared_blocks_change_nothing, 0, N_CASES);
+    tcase_add_loop_test(tc, abort_is_legal_at_any_time, 0, N_CASES);
+    tcase_add_loop_test(tc, closing_in_mid_step_is_legal, 0, N_CASES);
+    tcase_add_loop_test(tc, ranks_of_a_group, 0, N_CASES);
     suite_add_tcase(s, tc);
     return s;
 }

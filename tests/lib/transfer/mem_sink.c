@@ -89,6 +89,7 @@ static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, 
         self->plan[i] = find(self, &tensors[i]);
     }
     self->n_plan = n;
+    self->under_way = false;
     return LK_OK;
 }
 
@@ -103,11 +104,17 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
                                lk_error_t *err)
 {
     mem_sink_t *self = ctx;
-    CHECK(index < self->n_plan);
+    CHECK(index < self->n_plan && (!self->under_way || self->at == index));
     size_t at = self->plan[index];
     CHECK(len == self->bytes[at]);
     if (self->fail_at != NULL && strcmp(self->fail_at, self->model[at].name) == 0) {
         return lk_error_set(err, LK_ERR_INTERNAL, "the sink refuses '%s'", self->fail_at);
+    }
+    self->slices = self->under_way ? self->slices + 1 : 1;
+    self->under_way = self->slices < MEM_SINK_SLICES;
+    self->at = index;
+    if (self->under_way) {
+        return LK_INPROGRESS;
     }
     if (bytes != self->data[at]) {
         memcpy(self->data[at], bytes, len);
@@ -208,16 +215,28 @@ static digest_t sink_digest(void *ctx)
     return set;
 }
 
-weight_sink_t mem_sink(mem_sink_t *self)
+static lk_status_t sink_prepare(void *ctx, lk_error_t *err)
 {
+    mem_sink_t *self = ctx;
+    if (self->prepares == 0) {
+        return LK_OK;
+    }
+    self->prepares--;
+    return LK_INPROGRESS;
+}
+
 #define SINK_OPS                                                                                   \
     .check = sink_check, .check_whole = sink_check_whole, .plan = sink_plan,                       \
     .tensor = sink_tensor, .complete = sink_complete, .missing = sink_missing,                     \
     .begin = sink_begin, .commit = sink_commit, .digest = sink_digest, .largest = sink_largest
 
-    static const weight_sink_ops_t ops = {SINK_OPS, .direct = sink_direct};
-    static const weight_sink_ops_t device_ops = {SINK_OPS, .device = sink_device,
-                                                 .device_direct = sink_direct,
-                                                 .device_tensor = sink_device_tensor};
-    return (weight_sink_t){self->device != NULL ? &device_ops : &ops, self};
+weight_sink_t mem_sink(mem_sink_t *self)
+{
+    static const weight_sink_ops_t one = {SINK_OPS, .direct = sink_direct};
+    static const weight_sink_ops_t two = {SINK_OPS, .direct = sink_direct, .prepare = sink_prepare,
+                                          .incoming = sink_digest};
+    static const weight_sink_ops_t device = {SINK_OPS, .device = sink_device,
+                                             .device_direct = sink_direct,
+                                             .device_tensor = sink_device_tensor};
+    return (weight_sink_t){self->device != NULL ? &device : self->two_sets ? &two : &one, self};
 }

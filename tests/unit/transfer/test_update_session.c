@@ -72,7 +72,7 @@ static lk_status_t fake_update_test(void *state, lk_error_t *err)
         uint64_t bytes = 0;
         bool fits = tensor_desc_bytes(&script.last.tensors[i], &bytes);
         CHECK(fits && bytes <= sizeof zeros);
-        LK_RETURN_IF_ERROR(script.sink.ops->tensor(script.sink.ctx, i, zeros, bytes, err));
+        LK_RETURN_IF_ERROR(weight_sink_store(&script.sink, i, zeros, bytes, err));
     }
     script.deliver = 0;
     return scripted(&script.update, err);
@@ -135,6 +135,8 @@ static mem_sink_t *sink;
 static update_session_t *session;
 static lk_error_t err;
 
+static bool two_sets;
+
 static void open_session(const wte_ops_t *ops, uint32_t rank)
 {
     memset(&script, 0, sizeof script);
@@ -144,6 +146,7 @@ static void open_session(const wte_ops_t *ops, uint32_t rank)
                          .ranks_per_replica = 1,
                          .env = lk_env_real(),
                          .no_progress_ns = LK_SECOND_NS};
+    sink->two_sets = two_sets;
     weight_sink_t s = mem_sink(sink);
     session = update_session_new(ops, &ctx, &s);
     ck_assert_ptr_nonnull(session);
@@ -644,6 +647,91 @@ START_TEST(progress_is_the_engines)
 }
 END_TEST
 
+/* ---- a sink of two sets ---- */
+
+/* Whatever a session brought and however it ended: the next one may bring what it likes. */
+START_TEST(two_sets_are_never_touched)
+{
+    go_to(UPDATE_STATE_OPEN);
+    script.update = LK_ERR_PEER;
+    script.deliver = 1;
+    ck_ok(post(UPDATE_VERB_UPDATE, UPDATE_A));
+    ck_assert_int_eq(update_session_test(session, &err), LK_ERR_PEER);
+    ck_ok(update_session_outcome(session, UPDATE_VERB_UPDATE, false, &err));
+    ck_assert(!update_session_touched(session));
+    script.update = LK_OK;
+    for (int i = 0; i < 2; i++) {
+        call(UPDATE_VERB_INIT, INIT_OK);
+        call(UPDATE_VERB_START, NULL);
+        script.deliver = 1;
+        call(UPDATE_VERB_UPDATE, UPDATE_A);
+        ck_ok(post(UPDATE_VERB_FINISH, ""));
+        update_session_prepare(session);
+        ck_ok(update_session_test(session, &err));
+        ck_ok(update_session_outcome(session, UPDATE_VERB_FINISH, i > 0, &err)); /* other rank */
+        ck_assert(!update_session_touched(session));
+        ck_assert_uint_eq(sink->commits, (size_t)i);
+        ck_assert_int_eq(update_session_state(session), UPDATE_STATE_READY);
+    }
+    call(UPDATE_VERB_START, NULL);
+    script.deliver = 1;
+    call(UPDATE_VERB_UPDATE, UPDATE_A);
+    call(UPDATE_VERB_ABORT, NULL);
+    ck_assert(!update_session_touched(session));
+    ck_assert_uint_eq(sink->commits, 1);
+}
+END_TEST
+
+START_TEST(a_commit_is_prepared_in_slices)
+{
+    go_to(UPDATE_STATE_OPEN);
+    sink->prepares = 3;
+    ck_ok(post(UPDATE_VERB_FINISH, ""));
+    update_session_prepare(session);
+    uint64_t moves = 0;
+    for (int i = 0; i < 3; i++) {
+        wte_progress_t progress;
+        ck_assert_int_eq(update_session_state(session), UPDATE_STATE_PREPARING);
+        ck_assert_int_eq(update_session_test(session, &err), LK_INPROGRESS);
+        update_session_progress(session, &progress);
+        ck_assert_uint_ne(progress.moves, moves);
+        moves = progress.moves;
+    }
+    ck_assert_uint_eq(sink->commits, 0);
+    ck_ok(update_session_test(session, &err));
+    ck_ok(update_session_outcome(session, UPDATE_VERB_FINISH, true, &err));
+    ck_assert_uint_eq(sink->commits, 1);
+    ck_assert_int_eq(update_session_state(session), UPDATE_STATE_READY);
+}
+END_TEST
+
+START_TEST(a_preparation_can_be_cancelled)
+{
+    go_to(UPDATE_STATE_OPEN);
+    sink->prepares = 3;
+    ck_ok(post(UPDATE_VERB_FINISH, ""));
+    update_session_prepare(session);
+    ck_assert_int_eq(update_session_test(session, &err), LK_INPROGRESS);
+    update_session_cancel(session, "the caller left");
+    ck_assert_int_eq(update_session_test(session, &err), LK_ERR_CANCELED);
+    ck_assert_str_eq(err.text, "the caller left");
+    ck_ok(update_session_outcome(session, UPDATE_VERB_FINISH, false, &err));
+    ck_assert_uint_eq(sink->commits, 0);
+    ck_assert_int_eq(update_session_state(session), UPDATE_STATE_READY);
+    sink->prepares = 0;
+    call(UPDATE_VERB_START, NULL); /* the transfer engine is as good as before */
+    script.deliver = 1;
+    call(UPDATE_VERB_UPDATE, UPDATE_A);
+    ck_assert_int_eq(update_session_state(session), UPDATE_STATE_OPEN);
+}
+END_TEST
+
+static void setup_two_sets(void)
+{
+    two_sets = true;
+    setup();
+}
+
 START_TEST(names_of_states_and_verbs)
 {
     ck_assert_str_eq(update_state_name(UPDATE_STATE_RECEIVING), "RECEIVING");
@@ -679,5 +767,11 @@ Suite *test_suite(void)
     tcase_add_test(tc, progress_is_the_engines);
     tcase_add_test(tc, names_of_states_and_verbs);
     suite_add_tcase(suite, tc);
+    TCase *two = tcase_create("two sets");
+    tcase_add_checked_fixture(two, setup_two_sets, teardown);
+    tcase_add_test(two, two_sets_are_never_touched);
+    tcase_add_test(two, a_commit_is_prepared_in_slices);
+    tcase_add_test(two, a_preparation_can_be_cancelled);
+    suite_add_tcase(suite, two);
     return suite;
 }
