@@ -145,6 +145,12 @@ static void put_histogram(writer_t *w, uint32_t frontend, size_t which, const me
     X(gauge, "lockstep:last_pause_seconds", "Length of the newest pause, so far if it lasts.",     \
       SECONDS(l->last_pause_ns))                                                                   \
     X(gauge, "lockstep:weight_epoch", "Epoch of the weights in force.", l->weight_epoch)           \
+    X(gauge, "lockstep:weight_session_open", "1 while a weight update session is open.",           \
+      l->session_open)                                                                             \
+    X(gauge, "lockstep:weight_update_bytes_done", "Of the update_weights call under way.",         \
+      l->receiving_done)                                                                           \
+    X(gauge, "lockstep:weight_update_bytes_expected", "Of the update_weights call under way.",     \
+      l->receiving_total)                                                                          \
     X(counter, "lockstep:weight_updates_total", "update_weights calls carried out.", l->updates)   \
     X(counter, "lockstep:weight_update_failures_total", "update_weights calls that failed.",       \
       l->updates_failed)                                                                           \
@@ -190,6 +196,7 @@ static void put_states(writer_t *w, const engine_client_t *client, uint32_t n_ra
     static const char waiting[] = "vllm:num_requests_waiting_by_reason";
     static const char sleep[] = "vllm:engine_sleep_state", gate[] = "lockstep:gate";
     static const char version[] = "lockstep:weight_version_info", up[] = "lockstep:engine_up";
+    static const char swap[] = "lockstep:weight_swap_info";
     put_head(w, waiting, "gauge",
              "Requests that wait, by reason: capacity, or deferred by a pause or a gate.");
     for (uint32_t r = 0; r < n_ranks; r++) {
@@ -218,6 +225,13 @@ static void put_states(writer_t *w, const engine_client_t *client, uint32_t n_ra
             put_sample(w, gate, "engine", r, "gate", "session", (l->gates & GATE_SESSION) != 0);
             put_sample(w, gate, "engine", r, "gate", "dirty", (l->gates & GATE_DIRTY) != 0);
             put_sample(w, gate, "engine", r, "gate", "asleep", (l->gates & GATE_ASLEEP) != 0);
+        }
+    }
+    put_head(w, swap, "gauge", "Where new weights are received: inplace or shadow.");
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const msg_load_t *l = engine_client_load(client, r);
+        if (l != NULL) {
+            put_sample(w, swap, "engine", r, "mode", l->shadow ? "shadow" : "inplace", 1);
         }
     }
     put_head(w, version, "gauge", "Label of the weights in force.");

@@ -33,6 +33,10 @@ static msg_load_t load_of(const engine_core_t *self)
     const weight_state_t *weights = group_weights(self->group);
     kv_cache_stats_t kv;
     kv_cache_stats(self->kv, &kv);
+    wte_progress_t receiving = {0};
+    if (self->updating && self->update_verb == UPDATE_VERB_UPDATE) {
+        update_session_progress(self->session, &receiving);
+    }
     return (msg_load_t){.rank = self->config.rank,
                         .waiting = scheduler_num_waiting(self->scheduler),
                         .running = scheduler_num_running(self->scheduler),
@@ -62,6 +66,10 @@ static msg_load_t load_of(const engine_core_t *self)
                         .update_tensors = self->update_tensors,
                         .update_bytes = self->update_bytes,
                         .update_ns = self->update_ns,
+                        .shadow = weights->shadow,
+                        .session_open = weights->session,
+                        .receiving_done = receiving.bytes_done,
+                        .receiving_total = receiving.bytes_total,
                         .kv_blocks = kv_cache_num_blocks(self->kv),
                         .block_size = kv_cache_block_size(self->kv)};
 }
@@ -82,6 +90,8 @@ static uint64_t load_hash(const msg_load_t *load)
                         load->generation_tokens,
                         load->updates,
                         load->updates_failed,
+                        load->session_open,
+                        load->receiving_done,
                         (uint64_t)(load->kv_usage * 1e6)};
     return lk_hash64(load->weight_version.ptr, load->weight_version.len,
                      lk_hash64(words, sizeof words, 1));

@@ -63,8 +63,8 @@ static void print_ranks(const json_t *weights, const json_t *info)
                number(engine, "dummy_steps"), number(engine, "wave"));
         const json_t *update = json_object_get(row, "update");
         if (json_is_object(update) && number(update, "tensors_total") > 0) {
-            printf("     update: %s, tensors %lld of %lld, bytes %lld of %lld %s\n",
-                   text(update, "phase"), number(update, "tensors_done"),
+            printf("     update (%s): %s, tensors %lld of %lld, bytes %lld of %lld %s\n",
+                   text(row, "weight_swap"), text(update, "phase"), number(update, "tensors_done"),
                    number(update, "tensors_total"), number(update, "bytes_done"),
                    number(update, "bytes_total"), text(update, "waiting_for"));
         }

@@ -279,6 +279,70 @@ START_TEST(test_setup_refuses)
 }
 END_TEST
 
+/* Both sets, what waits on its way in, and the KV: named one by one when they do not fit. */
+START_TEST(test_memory_sum)
+{
+    const uint64_t gib = 1ull << 30;
+    memory_sum_t sum = {.weights = gib, .shadow = gib, .staging = gib / 2, .kv = gib / 4};
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert_uint_eq(memory_sum_total(&sum), 2 * gib + gib / 2 + gib / 4);
+    ck_assert_int_eq(memory_sum_check(&sum, memory_sum_total(&sum), 1, &err), LK_OK);
+    ck_assert_int_eq(memory_sum_check(&sum, UINT64_MAX, 200, &err), LK_OK); /* not known */
+    ck_assert_int_eq(memory_sum_check(&sum, memory_sum_total(&sum) - 1, 1, &err), LK_ERR_INVALID);
+    ck_assert_str_eq(err.text,
+                     "weights 1.00 GiB + second set 1.00 GiB + staging up to 512.00 MiB + "
+                     "KV 256.00 MiB = 2.75 GiB; 2.75 GiB are available");
+    ck_assert_int_eq(memory_sum_check(&sum, 5 * gib, 2, &err), LK_ERR_INVALID);
+    ck_assert_str_eq(err.text,
+                     "weights 1.00 GiB + second set 1.00 GiB + staging up to 512.00 MiB + "
+                     "KV 256.00 MiB = 2.75 GiB per rank; 2.50 GiB are available for each "
+                     "of 2 ranks");
+    ck_assert_int_eq(memory_sum_check(&sum, 6 * gib, 2, &err), LK_OK);
+    sum = (memory_sum_t){.weights = UINT64_MAX, .kv = 5};
+    ck_assert_uint_eq(memory_sum_total(&sum), UINT64_MAX);
+    ck_assert_int_lt(memory_sum_check(&sum, 1, 1, &err), 0);
+    ck_assert_ptr_null(strstr(err.text, "second set"));
+}
+END_TEST
+
+/* A second set is refused where it does not fit; in place the same start is only warned. */
+START_TEST(test_setup_counts_memory)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    engine_setup_t setup;
+    lk_config_t c = flags();
+    c.weight_transfer_config = "{\"backend\": \"tcp\"}";
+    c.max_num_seqs = 4;
+    for (int two = 0; two < 2; two++) {
+        c.weight_swap = two ? "shadow" : "inplace";
+        ck_assert_msg(engine_setup_check(&c, &setup, &err) == LK_OK, "%s", err.text);
+        ck_assert_int_eq(setup.shadow, two);
+        ck_assert_msg(engine_setup_open(&setup, &c, ep_local(), &err) == LK_OK, "%s", err.text);
+        const memory_sum_t sum = setup.memory;
+        weight_table_t *weights = setup.ops->weights(setup.executor);
+        ck_assert_int_eq(weight_table_has_shadow(weights), two);
+        ck_assert_uint_eq(sum.weights, weight_table_bytes(weights));
+        ck_assert_uint_eq(sum.shadow, two ? sum.weights : 0);
+        ck_assert_uint_gt(sum.staging, sum.weights); /* float32 of a bfloat16 model */
+        ck_assert_uint_gt(sum.kv, 0);
+        engine_setup_fini(&setup);
+        ck_assert_msg(engine_setup_check(&c, &setup, &err) == LK_OK, "%s", err.text);
+        setup.available_bytes = memory_sum_total(&sum) - 1;
+        lk_status_t status = engine_setup_open(&setup, &c, ep_local(), &err);
+        ck_assert_int_eq(status, two ? LK_ERR_INVALID : LK_OK);
+        ck_assert(!two || (strstr(err.text, "--weight-swap shadow: weights ") != NULL &&
+                           strstr(err.text, " + second set ") != NULL));
+        engine_setup_fini(&setup);
+    }
+    c.data_parallel_size = 2; /* ranks that start together share what there is */
+    ck_assert_msg(engine_setup_check(&c, &setup, &err) == LK_OK, "%s", err.text);
+    ck_assert_uint_eq(setup.sharing_ranks, 2);
+    c.generation = 2;
+    ck_assert_msg(engine_setup_check(&c, &setup, &err) == LK_OK, "%s", err.text);
+    ck_assert_uint_eq(setup.sharing_ranks, 1);
+}
+END_TEST
+
 START_TEST(test_setup_sizes)
 {
     lk_error_t err = LK_ERROR_INIT;
@@ -317,6 +381,8 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_stream);
     tcase_add_test(tc, test_setup_refuses);
     tcase_add_test(tc, test_setup_sizes);
+    tcase_add_test(tc, test_memory_sum);
+    tcase_add_test(tc, test_setup_counts_memory);
     suite_add_tcase(s, tc);
     return s;
 }
