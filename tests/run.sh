@@ -1,7 +1,8 @@
 #!/bin/sh
 # tests/run.sh BUILD [--quick|--full]: runs the suites of one size and prints "N passed, N failed".
 #   --quick  unit and contract tests
-#   plain    those, the cluster tests, and unit and contract tests once more under ASan and UBSan
+#   plain    those, the small models, the cluster tests, and unit and contract tests once more under
+#            ASan and UBSan
 #   --full   everything, the slow cluster tests and TSan too
 set -u
 build=$1
@@ -50,6 +51,7 @@ configure() {
 
 run_suite quick "$build" --suite unit --suite contract --suite lint
 if [ "$size" != "--quick" ]; then
+    run_suite model "$build" --suite model
     run_suite cluster "$build" --suite cluster --num-processes 1
     # filled with a pattern, so that what is read before it is written shows
     configure "$build-asan" -Db_sanitize=address,undefined -Db_lundef=false -Dwerror=false \
