@@ -1,5 +1,4 @@
-#include "api_frontend/completion.h"
-#include "api_frontend/choice.h"
+#include "api_frontend/completion_internal.h"
 #include "base/check.h"
 #include "base/log.h"
 
@@ -7,130 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* One choice and its engine request. */
-typedef struct {
-    completion_t *owner;
-    choice_t choice;
-    uint64_t handle;
-    uint64_t max_tokens;
-    uint64_t first_token_ns, last_token_ns; /* 0: no token yet */
-    uint64_t prefill_ns;                    /* as the engine says */
-    size_t held;                            /* its part of api->held_logprobs */
-    bool open;                              /* the engine works on it */
-    bool counted;                           /* its end is in the metrics */
-} slot_t;
-
-struct completion {
-    api_t *api;
-    api_call_t *call;
-    struct completion *prev, *next;
-    completion_params_t params;
-    char id[160];
-    const char *bare_id; /* in id, behind the prefix */
-    bool added;          /* an engine got one of its requests */
-    bool begun;          /* bytes of the stream are out */
-    uint64_t started_ns, last_data_ns;
-    size_t n_slots, n_unfinished;
-    slot_t slots[];
-};
-
-/* ---- figures ---- */
-
-/* Queue and prefill are the engine's times; what follows is as the tokens come in here. */
-static void count_tokens(completion_t *self, slot_t *slot, const msg_output_t *out, size_t n)
-{
-    metrics_t *metrics = &self->api->metrics;
-    uint64_t now = lk_env_now_ns(self->api->env);
-    if (n == 0) {
-        return;
-    }
-    if (slot->last_token_ns == 0) {
-        metrics_observe_ns(metrics, METRICS_time_to_first_token_seconds, now - self->started_ns, 1);
-        metrics_observe_ns(metrics, METRICS_request_queue_time_seconds, out->queue_ns, 1);
-        metrics_observe_ns(metrics, METRICS_request_prefill_time_seconds, out->prefill_ns, 1);
-        slot->first_token_ns = now;
-        slot->prefill_ns = out->prefill_ns;
-    } else {
-        metrics_observe_ns(metrics, METRICS_inter_token_latency_seconds,
-                           (now - slot->last_token_ns) / n, n);
-    }
-    slot->last_token_ns = now;
-}
-
-static void count_times(metrics_t *metrics, const slot_t *slot)
-{
-    uint64_t decode = slot->last_token_ns - slot->first_token_ns, n = slot->choice.n_output;
-    if (slot->first_token_ns == 0) {
-        return; /* it never ran */
-    }
-    metrics_observe_ns(metrics, METRICS_request_decode_time_seconds, decode, 1);
-    metrics_observe_ns(metrics, METRICS_request_inference_time_seconds, slot->prefill_ns + decode,
-                       1);
-    if (n > 1) {
-        metrics_observe_ns(metrics, METRICS_request_time_per_output_token_seconds, decode / (n - 1),
-                           1);
-    }
-    metrics_observe(metrics, METRICS_request_prefill_kv_computed_tokens,
-                    (double)(slot->choice.prompt->n - slot->choice.cached_tokens), 1);
-}
-
-/* Once all choices of a slot's prompt have ended. */
-static void count_prompt(completion_t *self, const slot_t *slot)
-{
-    size_t n = self->params.n, first = (size_t)(slot - self->slots) / n * n;
-    uint64_t most = 0;
-    for (size_t i = first; i < first + n; i++) {
-        if (!self->slots[i].counted) {
-            return;
-        }
-        most = LK_MAX(most, self->slots[i].choice.n_output);
-    }
-    metrics_observe(&self->api->metrics, METRICS_request_params_n, (double)n, 1);
-    metrics_observe(&self->api->metrics, METRICS_request_max_num_generation_tokens, (double)most,
-                    1);
-}
-
-static void count_end(completion_t *self, slot_t *slot, finish_reason_t finish)
-{
-    slot->counted = true;
-    metrics_t *metrics = &self->api->metrics;
-    const choice_t *c = &slot->choice;
-    uint64_t took = lk_env_now_ns(self->api->env) - self->started_ns;
-    metrics->finished[finish]++;
-    metrics_observe_ns(metrics, METRICS_e2e_request_latency_seconds, took, 1);
-    metrics_observe(metrics, METRICS_request_prompt_tokens, (double)c->prompt->n, 1);
-    metrics_observe(metrics, METRICS_request_generation_tokens, (double)c->n_output, 1);
-    metrics_observe(metrics, METRICS_request_params_max_tokens, (double)slot->max_tokens, 1);
-    count_times(metrics, slot);
-    count_prompt(self, slot);
-    LK_DEBUG("%s: choice %" PRIu32 " ended (%s) with %" PRIu64 " tokens after %.3f s", self->id,
-             c->index, choice_finish_name(finish), c->n_output, (double)took * 1e-9);
-}
-
-/* How many logprobs the replies hold, after a slot's number of them may have changed. */
-static void count_held(completion_t *self, slot_t *slot, size_t held)
-{
-    if (self->params.reserved_logprobs > 0) {
-        return; /* counted as a whole */
-    }
-    self->api->held_logprobs += held - slot->held;
-    slot->held = held;
-}
-
-/* The call ends with an error, or without an answer. */
-static void count_rest(completion_t *self, finish_reason_t finish)
-{
-    if (!self->added) {
-        self->api->metrics.refused++;
-        return;
-    }
-    for (size_t i = 0; i < self->n_slots; i++) {
-        if (!self->slots[i].counted) {
-            count_end(self, &self->slots[i], finish);
-        }
-    }
-}
 
 static void destroy(completion_t *self)
 {
@@ -144,7 +19,7 @@ static void destroy(completion_t *self)
         if (self->slots[i].open) {
             engine_client_abort(api->client, self->slots[i].handle);
         }
-        count_held(self, &self->slots[i], 0);
+        completion_count_held(self, &self->slots[i], 0);
         choice_fini(&self->slots[i].choice);
     }
     api->held_logprobs -= self->params.reserved_logprobs;
@@ -155,7 +30,7 @@ static void destroy(completion_t *self)
 void completion_discard(completion_t *self)
 {
     api_call_t *call = self->call;
-    count_rest(self, FINISH_ABORT);
+    completion_count_rest(self, FINISH_ABORT);
     destroy(self);
     api_call_discard(call);
 }
@@ -283,7 +158,7 @@ static void finish_whole(completion_t *self)
 static void fail(completion_t *self, int http_status, const char *param, const char *text)
 {
     LK_INFO("%s: failed with %d: %s", self->id, http_status, text);
-    count_rest(self, FINISH_ERROR);
+    completion_count_rest(self, FINISH_ERROR);
     if (!self->begun) {
         api_call_t *call = self->call;
         char name[64];
@@ -359,11 +234,11 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
         fail(self, lk_status_http(status), NULL, err.text);
         return;
     }
-    count_held(self, slot, choice_held(&slot->choice));
-    count_tokens(self, slot, out, out->token_ids.len / sizeof(uint32_t));
+    completion_count_held(self, slot, choice_held(&slot->choice));
+    completion_count_tokens(self, slot, out, out->token_ids.len / sizeof(uint32_t));
     bool ended = slot->choice.finish != FINISH_NONE;
     if (ended) {
-        count_end(self, slot, slot->choice.finish);
+        completion_count_end(self, slot, slot->choice.finish);
     }
     if (ended && slot->open) { /* a stop string */
         engine_client_abort(self->api->client, slot->handle);
@@ -372,7 +247,7 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
     if (!emit(self, slot)) {
         return;
     }
-    count_held(self, slot, choice_held(&slot->choice));
+    completion_count_held(self, slot, choice_held(&slot->choice));
     if (ended) {
         self->n_unfinished--;
         finish_if_done(self);
@@ -391,7 +266,7 @@ static size_t abort_choices(completion_t *self)
         engine_client_abort(self->api->client, slot->handle);
         slot->open = false;
         choice_end(&slot->choice, FINISH_ABORT);
-        count_end(self, slot, FINISH_ABORT);
+        completion_count_end(self, slot, FINISH_ABORT);
         self->n_unfinished--;
         n++;
         if (!emit(self, slot)) {
