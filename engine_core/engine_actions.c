@@ -9,7 +9,7 @@
 lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
                                 lk_error_t *err)
 {
-    const engine_core_t *self = ctx;
+    engine_core_t *self = ctx;
     LK_RETURN_IF_ERROR(update_session_check(self->session, verb, spec, spec_len, err));
     if (verb == UPDATE_VERB_FINISH || verb == UPDATE_VERB_SET_VERSION) {
         char version[WEIGHT_LABEL_MAX + 1];
@@ -211,11 +211,47 @@ static void on_dirty(engine_core_t *self, const char *why)
 
 /* ---- replies and reports ---- */
 
-static void send_seen(engine_core_t *self, const group_action_t *a)
+/* One SEEN stands for all commands up to its number, so the newest replaces an older one. */
+static void note_seen(engine_core_t *self, const group_action_t *a)
 {
-    msg_t msg = {.type = MSG_SEEN};
-    msg.seen = (msg_seen_t){self->config.rank, a->generation, a->number};
-    self->config.host.to_frontend(self->config.host.ctx, a->frontend, &msg);
+    receipt_t *receipt = &self->receipts[a->frontend];
+    if (!receipt->due) {
+        self->receipts_due++;
+        receipt->since_ns = engine_now(self);
+    }
+    receipt->due = true;
+    receipt->generation = a->generation;
+    receipt->number = a->number;
+}
+
+/* A DONE says as much. */
+static void drop_receipt(engine_core_t *self, const group_action_t *done)
+{
+    receipt_t *receipt = &self->receipts[done->frontend];
+    if (receipt->due && receipt->generation == done->generation &&
+        receipt->number <= done->number) {
+        receipt->due = false;
+        self->receipts_due--;
+    }
+}
+
+void engine_send_receipts(engine_core_t *self, bool busy)
+{
+    if (self->receipts_due == 0) {
+        return;
+    }
+    uint64_t now = engine_now(self);
+    for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+        receipt_t *receipt = &self->receipts[f];
+        if (!receipt->due || (busy && now - receipt->since_ns < RECEIPT_NS)) {
+            continue;
+        }
+        msg_t msg = {.type = MSG_SEEN};
+        msg.seen = (msg_seen_t){self->config.rank, receipt->generation, receipt->number};
+        receipt->due = false;
+        self->receipts_due--;
+        self->config.host.to_frontend(self->config.host.ctx, f, &msg);
+    }
 }
 
 static void send_done(engine_core_t *self, const group_action_t *a)
@@ -234,6 +270,7 @@ static void send_done(engine_core_t *self, const group_action_t *a)
         self->session_active_ns = engine_now(self);
     }
     engine_flush(self); /* what the call ended comes before its answer */
+    drop_receipt(self, a);
     reply_log_add(self->replies, a->frontend, &msg.done);
     self->config.host.to_frontend(self->config.host.ctx, a->frontend, &msg);
 }
@@ -248,8 +285,12 @@ static void repeat_done(engine_core_t *self, const group_action_t *a)
     }
 }
 
-static void send_group(engine_core_t *self)
+void engine_report_group_if_due(engine_core_t *self)
 {
+    if (!self->group_report_due) {
+        return;
+    }
+    self->group_report_due = false;
     msg_t msg = {.type = MSG_GROUP};
     msg.group = (msg_group_t){.round = group_round(self->group),
                               .wave = group_wave(self->group),
@@ -273,7 +314,7 @@ static void take_action(engine_core_t *self, const group_action_t *a)
 {
     switch (a->act) {
     case GROUP_ACT_SEEN:
-        send_seen(self, a);
+        note_seen(self, a);
         break;
     case GROUP_ACT_REPEAT:
         repeat_done(self, a);
@@ -315,7 +356,7 @@ static void take_action(engine_core_t *self, const group_action_t *a)
         on_dirty(self, a->text);
         break;
     case GROUP_ACT_REPORT:
-        send_group(self);
+        self->group_report_due = true;
         break;
     case GROUP_ACT_ANNOUNCE:
         send_announce(self);

@@ -332,8 +332,10 @@ bool engine_core_step(engine_core_t *self)
     }
     /* 4. tokens and errors to the front ends, one message each */
     engine_flush(self);
+    engine_send_receipts(self, moved || engine_core_waits_for_peers(self));
     /* 5. what the coordinator and the operator should know */
     engine_note_pause(self);
+    engine_report_group_if_due(self);
     if (!self->failed) {
         engine_report_if_due(self);
         engine_check_watches(self);
@@ -430,6 +432,9 @@ uint64_t engine_core_deadline(const engine_core_t *self)
         self->reported_ns + (self->report_pending ? REPORT_INTERVAL_NS : self->config.heartbeat_ns);
     if (engine_core_waits_for_peers(self)) {
         deadline = LK_MIN(deadline, now + REPORT_INTERVAL_NS);
+    }
+    if (self->receipts_due > 0) {
+        deadline = LK_MIN(deadline, now + RECEIPT_NS);
     }
     struct pollfd fd;
     if (self->updating && update_session_pollfds(self->session, &fd, 1) == 0) {

@@ -12,6 +12,7 @@
 #include "engine_core/reply_log.h"
 #include "engine_core/version_labels.h"
 
+#define RECEIPT_NS         LK_MS_NS         /* how long a SEEN may wait for its DONE */
 #define REPORT_INTERVAL_NS (100 * LK_MS_NS) /* least time between two load reports */
 
 /* A wait for peers: a vote or a step that is out. */
@@ -19,6 +20,13 @@ typedef struct {
     uint64_t since_ns;
     bool warned;
 } watch_t;
+
+/* A SEEN that is put off: the DONE that usually follows soon makes it superfluous. */
+typedef struct {
+    bool due;
+    uint64_t generation, number;
+    uint64_t since_ns;
+} receipt_t;
 
 struct engine_core {
     engine_core_config_t config;
@@ -30,6 +38,8 @@ struct engine_core {
     version_labels_t labels;
     outbox_t *outbox;
     reply_log_t *replies;
+    receipt_t receipts[GROUP_MAX_FRONTENDS];
+    uint32_t receipts_due;
 
     /* the step under way */
     bool step_posted, step_is_dummy;
@@ -65,6 +75,7 @@ struct engine_core {
     uint64_t reported_hash; /* what it said */
     uint64_t heartbeat_ns;  /* when HEARTBEAT went out last */
     bool report_pending;    /* something else is true by now */
+    bool group_report_due;  /* GROUP, after the answers that callers wait for */
     uint64_t prompt_tokens, generation_tokens;
     uint64_t votes;
     uint64_t pauses, paused_since_ns, paused_ns, last_pause_ns; /* of closed windows */
@@ -91,6 +102,10 @@ void engine_check_watches(engine_core_t *self);
 void engine_take_actions(engine_core_t *self);
 /* A slice of the weight call under way, if it is its turn. True if that moved something. */
 bool engine_advance_update(engine_core_t *self);
+/* GROUP, with what holds now: it is the newest that counts. */
+void engine_report_group_if_due(engine_core_t *self);
+/* Sends the SEENs that were put off, once they are old or nothing else is to be done. */
+void engine_send_receipts(engine_core_t *self, bool busy);
 /* No round will decide on the weight call under way any more: it ends, and its session with it. */
 void engine_abandon_update(engine_core_t *self, const char *why);
 lk_status_t engine_check_update(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,

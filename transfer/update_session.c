@@ -1,4 +1,5 @@
 #include "transfer/update_session.h"
+#include "base/buf.h"
 #include "base/check.h"
 #include "transfer/backends/backends.h"
 #include "transfer/update_spec.h"
@@ -23,6 +24,10 @@ struct update_session {
     update_verb_t posted; /* 0: none; else its outcome is still to come */
     bool entered;         /* the posted call was legal and had its effect here */
     update_spec_t spec;
+    update_spec_t checked; /* of the last update that was checked, and its text */
+    lk_buf_t checked_text;
+    const wte_ops_t *checked_ops; /* and for which engine and defaults */
+    packed_options_t checked_packing;
     bool touched, stale;     /* stale: a session begins over a failed one's remains */
     char canceled[256];      /* why; empty: not canceled */
     wte_progress_t progress; /* of the last update */
@@ -193,6 +198,48 @@ static const weight_sink_ops_t watched_device_ops = {
     .device_tensor = watched_device_tensor,
 };
 
+/* ---- what a check has read ---- */
+
+static void forget_checked(update_session_t *self)
+{
+    update_spec_fini(&self->checked);
+    lk_buf_fini(&self->checked_text);
+}
+
+/* Takes *spec over. Nothing is kept of updates that hold files open, nor without memory. */
+static void keep_checked(update_session_t *self, update_spec_t *spec, const char *text, size_t len)
+{
+    forget_checked(self);
+    if (spec->source_ops == NULL && spec->tensors != NULL) {
+        lk_buf_append(&self->checked_text, text, len);
+    }
+    if (self->checked_text.len == 0 || self->checked_text.failed) {
+        update_spec_fini(spec);
+        return;
+    }
+    self->checked = *spec;
+    self->checked_ops = self->ops;
+    self->checked_packing = self->packing;
+    *spec = (update_spec_t){0};
+}
+
+/* What was read of the same text for the same engine and defaults. */
+static bool take_checked(update_session_t *self, const char *text, size_t len, update_spec_t *out)
+{
+    const packed_options_t *packing = &self->checked_packing;
+    bool same = self->checked_text.len == len && len > 0 && self->checked_ops == self->ops &&
+                packing->packed == self->packing.packed &&
+                packing->buffer_size_bytes == self->packing.buffer_size_bytes &&
+                packing->num_buffers == self->packing.num_buffers &&
+                memcmp(self->checked_text.data, text, len) == 0;
+    if (same) {
+        *out = self->checked;
+        self->checked = (update_spec_t){0};
+    }
+    forget_checked(self);
+    return same;
+}
+
 /* ---- life ---- */
 
 update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *ctx,
@@ -205,6 +252,7 @@ update_session_t *update_session_new(const wte_ops_t *ops, const wte_context_t *
     self->ops = self->configured = ops;
     self->ctx = *ctx;
     self->sink = *sink;
+    lk_buf_init(&self->checked_text, UPDATE_SPEC_MAX_BYTES);
     self->ctx.device = sink->ops->device != NULL ? sink->ops->device(sink->ctx) : NULL;
     self->ctx.largest_tensor_bytes = sink->ops->largest != NULL ? sink->ops->largest(sink->ctx) : 0;
     self->packing = PACKED_OPTIONS_DEFAULT;
@@ -233,6 +281,7 @@ void update_session_destroy(update_session_t **self_p)
     free(self->configured_engine);
     free(self->disk_engine);
     update_spec_fini(&self->spec);
+    forget_checked(self);
     free(self);
 }
 
@@ -352,16 +401,37 @@ static lk_status_t parse_any(const update_session_t *self, update_verb_t verb, c
     return LK_OK;
 }
 
-lk_status_t update_session_check(const update_session_t *self, update_verb_t verb, const char *spec,
+lk_status_t update_session_check(update_session_t *self, update_verb_t verb, const char *spec,
                                  size_t spec_len, lk_error_t *err)
 {
     update_spec_t parsed = {0};
     lk_status_t st = parse_any(self, verb, spec, spec_len, &parsed, err);
+    if (st >= 0 && verb == UPDATE_VERB_UPDATE) {
+        keep_checked(self, &parsed, spec, spec_len);
+    }
     update_spec_fini(&parsed);
     return st;
 }
 
 /* ---- post ---- */
+
+/* The sink looks at the list again when it plans. */
+static lk_status_t parse_posted(update_session_t *self, update_verb_t verb, const char *text,
+                                size_t len, update_spec_t *out, lk_error_t *err)
+{
+    update_spec_t spec = {0};
+    if (verb != UPDATE_VERB_UPDATE || !take_checked(self, text, len, &spec)) {
+        return parse_any(self, verb, text, len, out, err);
+    }
+    wte_update_t update = wte_update(&spec);
+    lk_status_t st = self->ops->update_check(self->engine, &update, err);
+    if (st < 0) {
+        update_spec_fini(&spec);
+        return st;
+    }
+    *out = spec;
+    return LK_OK;
+}
 
 /* The visit ends: the configured engine goes on where it was. */
 static void leave_disk(update_session_t *self)
@@ -455,7 +525,7 @@ lk_status_t update_session_post(update_session_t *self, update_verb_t verb, cons
         return lk_error_set(err, LK_ERR_STATE, "%s", refusal);
     }
     update_spec_t parsed = {0};
-    LK_RETURN_IF_ERROR(parse_any(self, verb, spec, spec_len, &parsed, err));
+    LK_RETURN_IF_ERROR(parse_posted(self, verb, spec, spec_len, &parsed, err));
     lk_status_t st = LK_OK;
     self->entered = true;
     switch (verb) {

@@ -67,8 +67,10 @@ void update_session_destroy(update_session_t **self_p);
 
 /* Complete validation of a call's JSON (`spec` is the request body: {"init_info": ...} or
  * {"update_info": ...} or {"weight_version": ...}), without looking at the session's state and
- * without changing anything: this is the `ok` that the rank votes before the collective. */
-LK_MUST_USE lk_status_t update_session_check(const update_session_t *self, update_verb_t verb,
+ * without changing what the session does: this is the `ok` that the rank votes before the
+ * collective. It keeps what it has read of an update, so that a post of the same text is spared the
+ * parsing. */
+LK_MUST_USE lk_status_t update_session_check(update_session_t *self, update_verb_t verb,
                                              const char *spec, size_t spec_len, lk_error_t *err);
 
 /* Enters a call (all ranks agreed). START, FINISH, ABORT and SET_VERSION end at once; INIT and

@@ -124,6 +124,20 @@ START_TEST(test_pause_keep)
 }
 END_TEST
 
+/* The answer says that the command was received. */
+START_TEST(test_answer_saves_the_receipt)
+{
+    cc_t *cc = new_cluster(1, "receipt");
+    ck_ok(cc_do(cc, CMD_PAUSE, PAUSE_KEEP, false, NULL));
+    ck_ok(cc_do(cc, CMD_RESUME, 0, false, NULL));
+    for (size_t i = 0; i < 2; i++) {
+        ck_assert_uint_eq(cc->calls[i].done, 1);
+        ck_assert_uint_eq(cc->calls[i].seen, 0);
+    }
+    cc_destroy(&cc);
+}
+END_TEST
+
 START_TEST(test_pause_abort_and_wait)
 {
     cc_t *cc = new_cluster(_i, "abort");
@@ -884,6 +898,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_generate, 0, N_LAYOUTS);
     tcase_add_test(tc, test_dummy_steps);
     tcase_add_loop_test(tc, test_pause_keep, 0, N_LAYOUTS);
+    tcase_add_test(tc, test_answer_saves_the_receipt);
     tcase_add_loop_test(tc, test_pause_abort_and_wait, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_partial_pause, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_repeated_commands, 0, N_LAYOUTS);

@@ -483,6 +483,30 @@ START_TEST(packing_of_init_is_overridden_by_update)
 }
 END_TEST
 
+/* A post of the text that was checked last uses what the check has read, and of no other. */
+START_TEST(what_is_posted_counts_not_what_was_checked)
+{
+    static const char *const packed = "{\"init_info\": {\"packed\": true}}";
+    go_to(UPDATE_STATE_OPEN);
+    ck_ok(check(UPDATE_VERB_UPDATE, UPDATE_BOTH));
+    call(UPDATE_VERB_UPDATE, UPDATE_A);
+    ck_assert_uint_eq(script.last.n_tensors, 1);
+    for (int i = 0; i < 2; i++) { /* the second time nothing is left of the check */
+        ck_ok(i == 0 ? check(UPDATE_VERB_UPDATE, UPDATE_BOTH) : LK_OK);
+        call(UPDATE_VERB_UPDATE, UPDATE_BOTH);
+        ck_assert_uint_eq(script.last.n_tensors, 2);
+    }
+    ck_ok(check(UPDATE_VERB_UPDATE, UPDATE_A));
+    ck_assert_int_lt(check(UPDATE_VERB_UPDATE, "{\"update_info\": {}}"), 0);
+    call(UPDATE_VERB_ABORT, NULL);
+    ck_ok(check(UPDATE_VERB_UPDATE, UPDATE_A)); /* under other defaults */
+    call(UPDATE_VERB_INIT, packed);
+    call(UPDATE_VERB_START, NULL);
+    call(UPDATE_VERB_UPDATE, UPDATE_A);
+    ck_assert(script.last.packed);
+}
+END_TEST
+
 /* ---- failures ---- */
 
 START_TEST(failed_init_can_be_repeated)
@@ -755,6 +779,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, many_offenders_are_counted);
     tcase_add_test(tc, list_per_rank);
     tcase_add_test(tc, packing_of_init_is_overridden_by_update);
+    tcase_add_test(tc, what_is_posted_counts_not_what_was_checked);
     tcase_add_test(tc, failed_init_can_be_repeated);
     tcase_add_test(tc, failure_before_the_first_byte_leaves_the_weights_clean);
     tcase_add_test(tc, dirty_until_a_complete_update);
