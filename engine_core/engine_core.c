@@ -50,7 +50,8 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
                          .ranks_per_replica = 1,
                          .env = config->env,
                          .no_progress_ns = config->transfer_timeout_ns,
-                         .allowed_weight_dirs = config->allowed_weight_dirs};
+                         .allowed_weight_dirs = config->allowed_weight_dirs,
+                         .nccl_library = config->nccl_library};
     self->sink = weight_table_sink(config->executor->ops->weights(config->executor));
     CHECK(config->shadow == (self->sink.ops->prepare != NULL));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);

@@ -44,6 +44,7 @@ typedef struct {
     executor_t *executor;
     allreduce_t allreduce;
     const char *allowed_weight_dirs; /* see wte_context_t */
+    const char *nccl_library;        /* see wte_context_t */
     const wte_ops_t *wte;            /* NULL: no --weight-transfer-config */
     const lk_env_t *env;
     engine_host_t host;

@@ -237,6 +237,7 @@ static lk_status_t make_core(app_t *app, lk_error_t *err)
         .executor = s->executor,
         .allreduce = mesh_allreduce(app->mesh),
         .allowed_weight_dirs = s->allowed_weight_dirs,
+        .nccl_library = c->nccl_library,
         .wte = s->wte,
         .env = app->env,
         .host = {app, to_frontend, to_coordinator, step_waits_for}};

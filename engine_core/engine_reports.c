@@ -144,6 +144,25 @@ static void add_digest(engine_core_t *self)
     add_text(self, "digest", hex);
 }
 
+/* What the transfer engine says of itself: numbers and texts. */
+static void engine_body(engine_core_t *self)
+{
+    json_t *said = json_object(); /* NULL: out of memory, and then nothing is said */
+    update_session_describe(self->session, said);
+    const char *key;
+    json_t *value;
+    json_object_foreach(said, key, value)
+    {
+        if (json_is_string(value)) {
+            add_text(self, key, json_string_value(value));
+        } else {
+            lk_buf_printf(&self->text, ", \"%s\": %lld", key,
+                          (long long)json_integer_value(value));
+        }
+    }
+    json_decref(said);
+}
+
 static void init_body(engine_core_t *self)
 {
     const model_config_t *m = self->config.model;
@@ -155,6 +174,7 @@ static void init_body(engine_core_t *self)
                   "\"num_experts\": %u, \"tied\": %s}",
                   dtype_torch_name(dtype), m->num_layers, m->num_heads, m->num_kv_heads,
                   m->head_dim, m->num_experts, m->tie_word_embeddings ? "true" : "false");
+    engine_body(self);
 }
 
 static void update_body(engine_core_t *self, update_verb_t verb)

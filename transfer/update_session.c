@@ -683,6 +683,13 @@ void update_session_progress(const update_session_t *self, wte_progress_t *out)
     }
 }
 
+void update_session_describe(const update_session_t *self, json_t *object)
+{
+    if (self->ops != NULL && self->ops->describe != NULL) {
+        self->ops->describe(self->engine, object);
+    }
+}
+
 size_t update_session_pollfds(const update_session_t *self, struct pollfd *fds, size_t room)
 {
     bool busy = self->state == UPDATE_STATE_INITIALISING || self->state == UPDATE_STATE_RECEIVING;

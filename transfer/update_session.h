@@ -100,6 +100,8 @@ update_state_t update_session_state(const update_session_t *self);
  */
 bool update_session_touched(const update_session_t *self);
 void update_session_progress(const update_session_t *self, wte_progress_t *out);
+/* Adds what the engine in use says of itself (wte_ops_t.describe) to an object. */
+void update_session_describe(const update_session_t *self, json_t *object);
 size_t update_session_pollfds(const update_session_t *self, struct pollfd *fds, size_t room);
 
 #endif
