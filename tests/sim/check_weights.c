@@ -4,6 +4,7 @@
  * that the trainer sent, by the formula of transfer/digest.h written down again.
  */
 #include "tests/sim/checkers.h"
+#include "tests/sim/net.h"
 #include "base/check.h"
 #include "base/hash.h"
 
@@ -27,6 +28,18 @@ typedef struct {
     bool used;
 } step_t;
 
+/* A weight call and the command that became of it. */
+typedef struct {
+    size_t index;
+    uint32_t front;
+    update_verb_t verb;
+    uint64_t generation, number; /* 0: not sent yet */
+    bool over, in_effect;
+    size_t first, n; /* UPDATE: tensors */
+    digest_t *digests;
+    char want[40]; /* FINISH: the set's digest; "" if it is not known */
+} call_t;
+
 typedef struct {
     bool known[VERSIONS];
     digest_t versions[VERSIONS];
@@ -34,6 +47,9 @@ typedef struct {
     digest_t *posted;    /* [ranks]: digest when the step under way was posted */
     step_t steps[STEPS]; /* of a lockstep group */
     book_t book;
+    const tensor_desc_t *descs;
+    call_t *calls;
+    size_t n_calls, cap_calls;
 } state_t;
 
 static uint64_t mix(uint64_t x)
@@ -137,48 +153,93 @@ static void on_post(sim_t *sim, state_t *self, uint32_t rank, const exec_batch_t
     }
 }
 
-static void on_done(sim_t *sim, state_t *self, uint32_t rank)
+static void on_step_done(sim_t *sim, state_t *self, uint32_t rank)
 {
     if (!same(self->posted[rank], weight_table_digest(table_of(sim, rank)))) {
         sim_fail(sim, "weights", "rank %u: the weights changed under a step", rank);
     }
 }
 
-/* ---- what the trainers sent ---- */
+/* ---- what the trainers sent: in the order in which the ranks answer, which is the agreed one ----
+ */
 
-static void open_book(book_t *book, const sim_sent_t *sent)
+static void open_book(book_t *book, size_t n)
 {
     if (book->tensors == NULL) {
-        book->n = sent->n_tensors;
-        book->tensors = calloc(book->n, sizeof *book->tensors);
-        book->pending = calloc(book->n, sizeof *book->pending);
-        book->sent = calloc(book->n, sizeof *book->sent);
+        book->n = n;
+        book->tensors = calloc(n, sizeof *book->tensors);
+        book->pending = calloc(n, sizeof *book->pending);
+        book->sent = calloc(n, sizeof *book->sent);
         CHECK(book->tensors != NULL && book->pending != NULL && book->sent != NULL);
     }
 }
 
-static void on_start(book_t *book)
+static void on_asked(state_t *self, const sim_call_t *call)
 {
-    if (book->sent != NULL) {
-        memset(book->sent, 0, book->n * sizeof *book->sent);
+    if (call->kind != SIM_CALL_UPDATE) {
+        return;
     }
-}
-
-static void on_update(book_t *book, const sim_sent_t *sent)
-{
-    open_book(book, sent);
-    for (size_t i = sent->first; i < sent->first + sent->n; i++) {
+    if (self->n_calls == self->cap_calls) {
+        self->cap_calls = 2 * self->cap_calls + 32;
+        self->calls = realloc(self->calls, self->cap_calls * sizeof *self->calls);
+        CHECK(self->calls != NULL);
+    }
+    call_t *c = &self->calls[self->n_calls++];
+    *c = (call_t){.index = call->index, .front = call->front, .verb = call->verb};
+    if (call->verb != UPDATE_VERB_UPDATE) {
+        return;
+    }
+    sim_sent_t sent = sim_trainer_sent(call);
+    open_book(&self->book, sent.n_tensors);
+    self->descs = sent.descs;
+    c->first = sent.first;
+    c->n = sent.n;
+    c->digests = calloc(sent.n + 1, sizeof *c->digests);
+    CHECK(c->digests != NULL);
+    for (size_t i = 0; i < sent.n; i++) {
         uint64_t numel = 0;
-        CHECK(tensor_desc_numel(&sent->descs[i], &numel));
-        book->pending[i] = digest_of(sent->data[i], numel);
-        book->sent[i] = true;
+        CHECK(tensor_desc_numel(&sent.descs[sent.first + i], &numel));
+        c->digests[i] = digest_of(sent.data[sent.first + i], numel);
     }
 }
 
-static void on_finish(sim_t *sim, book_t *book, const sim_saw_t *saw)
+/* The command of the oldest such call that has none yet. */
+static void on_cmd(state_t *self, const msg_cmd_t *cmd)
 {
-    sim_sent_t sent = sim_trainer_sent(saw->call);
-    open_book(book, &sent);
+    call_t *oldest = NULL;
+    for (size_t i = 0; i < self->n_calls; i++) {
+        call_t *c = &self->calls[i];
+        if (c->front == cmd->client && c->number == cmd->number &&
+            c->generation == cmd->generation) {
+            return; /* to another rank, or again */
+        }
+        if (oldest == NULL && c->number == 0 && !c->over && c->front == cmd->client &&
+            c->verb == cmd->verb) {
+            oldest = c;
+        }
+    }
+    if (oldest != NULL) {
+        oldest->generation = cmd->generation;
+        oldest->number = cmd->number;
+    }
+}
+
+/* A call that was answered before it was sent never will be. */
+static void on_answered(state_t *self, const sim_call_t *call)
+{
+    for (size_t i = 0; i < self->n_calls; i++) {
+        if (self->calls[i].index == call->index) {
+            self->calls[i].over = true;
+        }
+    }
+}
+
+static void commit(state_t *self, call_t *c)
+{
+    book_t *book = &self->book;
+    if (book->tensors == NULL) {
+        return; /* nothing was ever sent */
+    }
     bool whole = true;
     for (size_t i = 0; i < book->n; i++) {
         whole &= book->sent[i];
@@ -187,52 +248,45 @@ static void on_finish(sim_t *sim, book_t *book, const sim_saw_t *saw)
         }
         book->sent[i] = false;
     }
-    book->sure |= whole;
-    if (!book->sure) {
-        return; /* the first set of all is not the trainer's */
-    }
-    digest_t set = digest_of_set(book->tensors, sent.descs, book->n);
-    char want[40];
-    snprintf(want, sizeof want, "%016llx%016llx", (unsigned long long)set.lane[0],
-             (unsigned long long)set.lane[1]);
-    for (size_t r = 0; r < saw->engine_result->n_ranks; r++) {
-        if (strstr(saw->engine_result->answers[r].body, want) == NULL) {
-            sim_fail(sim, "weights", "rank %zu holds other weights after %s than its trainer sent",
-                     r, sim_call_name(saw->call));
-            return;
-        }
+    book->sure |= whole; /* the first set of all is not a trainer's */
+    if (book->sure) {
+        digest_t set = digest_of_set(book->tensors, self->descs, book->n);
+        snprintf(c->want, sizeof c->want, "%016llx%016llx", (unsigned long long)set.lane[0],
+                 (unsigned long long)set.lane[1]);
     }
 }
 
-static void on_answer(sim_t *sim, state_t *self, const sim_saw_t *saw)
+static void take_effect(state_t *self, call_t *c)
 {
     book_t *book = &self->book;
-    const sim_call_t *call = saw->call;
-    if (call->kind != SIM_CALL_UPDATE || call->verb == UPDATE_VERB_SET_VERSION ||
-        call->fn == NULL) {
-        return;
+    if (c->verb == UPDATE_VERB_START && book->sent != NULL) {
+        memset(book->sent, 0, book->n * sizeof *book->sent);
     }
-    if (call->status != LK_OK) {
-        bool refused = call->status == LK_ERR_STATE || call->status == LK_ERR_INVALID;
-        if (!refused) {
-            book->sure = false; /* it may have had an effect */
+    for (size_t i = 0; c->verb == UPDATE_VERB_UPDATE && i < c->n; i++) {
+        book->pending[c->first + i] = c->digests[i];
+        book->sent[c->first + i] = true;
+    }
+    if (c->verb == UPDATE_VERB_FINISH) {
+        commit(self, c);
+    }
+}
+
+static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t *done)
+{
+    for (size_t i = 0; i < self->n_calls && done->status == LK_OK; i++) {
+        call_t *c = &self->calls[i];
+        if (c->front != front || c->generation != done->generation || c->number != done->number) {
+            continue;
+        }
+        if (!c->in_effect) {
+            c->in_effect = true;
+            take_effect(self, c);
+        }
+        if (c->want[0] != '\0' && strstr(msg_cstr(done->body), c->want) == NULL) {
+            sim_fail(sim, "weights", "rank %llu holds other weights after %s than were sent to it",
+                     (unsigned long long)done->rank, update_verb_name(c->verb));
         }
         return;
-    }
-    switch (call->verb) {
-    case UPDATE_VERB_START:
-        on_start(book);
-        break;
-    case UPDATE_VERB_UPDATE: {
-        sim_sent_t sent = sim_trainer_sent(call);
-        on_update(book, &sent);
-        break;
-    }
-    case UPDATE_VERB_FINISH:
-        on_finish(sim, book, saw);
-        break;
-    default:
-        break;
     }
 }
 
@@ -249,13 +303,23 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         on_post(sim, self, saw->rank, saw->batch);
         break;
     case SIM_SAW_STEP_DONE:
-        on_done(sim, self, saw->rank);
+        on_step_done(sim, self, saw->rank);
         break;
     case SIM_SAW_RANK_UP:
         self->looked_at[saw->rank] = 0;
         break;
+    case SIM_SAW_ASKED:
+        on_asked(self, saw->call);
+        break;
     case SIM_SAW_ANSWERED:
-        on_answer(sim, self, saw);
+        on_answered(self, saw->call);
+        break;
+    case SIM_SAW_SENT:
+        if (saw->msg->type == MSG_CMD && saw->msg->cmd.kind == CMD_UPDATE) {
+            on_cmd(self, &saw->msg->cmd);
+        } else if (saw->msg->type == MSG_DONE) {
+            on_done(sim, self, saw->to - sim_node_front(sim, 0), &saw->msg->done);
+        }
         break;
     default:
         break;
@@ -267,6 +331,10 @@ static void fini(sim_t *sim, void *state)
     state_t *self = state;
     free(self->posted);
     free(self->looked_at);
+    for (size_t i = 0; i < self->n_calls; i++) {
+        free(self->calls[i].digests);
+    }
+    free(self->calls);
     free(self->book.tensors);
     free(self->book.pending);
     free(self->book.sent);

@@ -69,6 +69,7 @@ static void on_init(sim_front_t *self, const msg_init_t *init)
     engine_client_config_t config = {.client = self->index,
                                      .n_clients = (uint32_t)sim->o.frontends,
                                      .n_ranks = (uint32_t)sim->o.ranks,
+                                     .shadow = sim->o.swap == 1,
                                      .expert_parallel = sim->o.moe && sim->o.ranks > 1,
                                      .generation = self->generation,
                                      .control_timeout_ns = sim->o.control_timeout_ms * LK_MS_NS,

@@ -117,6 +117,7 @@ static lk_status_t open_executor(sim_rank_t *self, lk_error_t *err)
     bool ep = o->moe && o->ranks > 1;
     executor_config_t config = {.model = &self->sim->model,
                                 .dtype = LK_DTYPE_F32,
+                                .shadow = o->swap == 1,
                                 .load_dummy = true,
                                 .dummy_seed = 11,
                                 .block_size = (uint32_t)o->block_size,
@@ -137,6 +138,7 @@ static lk_status_t open_core(sim_rank_t *self, uint64_t group_epoch, lk_error_t 
         .dp_size = (uint32_t)o->ranks,
         .n_frontends = (uint32_t)o->frontends,
         .group_epoch = group_epoch,
+        .shadow = o->swap == 1,
         .lockstep = o->moe && o->ranks > 1,
         .sync_interval = (uint32_t)o->sync_interval,
         .reject_while_paused = o->reject_while_paused,

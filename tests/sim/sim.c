@@ -254,6 +254,7 @@ static void old_world(sim_options_t *o)
     o->backend = o->backend == 0 ? 0 : 2;
     o->control_timeout_ms = LK_MIN(o->control_timeout_ms, 1000);
     o->transfer_timeout_ms = 600000;
+    o->swap = 0;
     o->trainers = LK_MIN(o->trainers, 1);
     o->trainer_deaths = 0;
 }
