@@ -149,8 +149,12 @@ void sim_caller_act(sim_t *self, uint32_t caller)
         return;
     }
     bool *busy = &self->caller_busy[caller];
-    *busy = true;
     uint32_t front = (uint32_t)sim_below(self, self->o.frontends);
+    if (!sim_front_runs(self, front)) {
+        sim_post(self, LK_MS_NS, SIM_EV_CALLER, caller, 0, 0, NULL);
+        return;
+    }
+    *busy = true;
     uint64_t timeout = 0;
     if (sim_chance(self, self->o.caller_short_timeouts)) {
         timeout = 1 + sim_below(self, 20 * self->o.latency_us * 1000);

@@ -26,6 +26,10 @@ static void ended(sim_request_t *r)
 static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
 {
     sim_request_t *r = ctx;
+    bool last = out->finish_reason != FINISH_NONE;
+    if (last && r->client != SIM_NO_CLIENT && sim_plants(r->sim, SIM_CANARY_LOST_END)) {
+        return;
+    }
     sim_saw(r->sim, &(sim_saw_t){.kind = SIM_SAW_OUTPUT, .request = r, .output = out});
     uint32_t n = (uint32_t)(out->token_ids.len / sizeof(uint32_t));
     for (uint32_t i = 0; i < n && r->n_tokens < r->n_prompt + r->max_tokens; i++) {
@@ -39,6 +43,9 @@ static void on_output(void *ctx, uint64_t handle, const msg_output_t *out)
         sim_log(r->sim, "request %zu ends: %llu %s", r->index,
                 (unsigned long long)out->finish_reason, msg_cstr(out->error));
         ended(r);
+    }
+    if (last && sim_plants(r->sim, SIM_CANARY_DOUBLE_FINISH)) {
+        on_output(ctx, handle, out);
     }
 }
 
@@ -122,8 +129,9 @@ void sim_client_act(sim_t *self, uint32_t client)
     }
     const sim_options_t *o = &self->o;
     uint32_t front = (uint32_t)sim_below(self, o->frontends);
-    if (self->fronts[front].paused) { /* the old design: it keeps requests back */
-        think(self, client);
+    /* the old design keeps requests back; a process that is stopped does not read any */
+    if (self->fronts[front].paused || !sim_front_runs(self, front)) {
+        sim_post(self, LK_MS_NS, SIM_EV_CLIENT, client, 0, 0, NULL);
         return;
     }
     int64_t pin = sim_chance(self, 30) ? (int64_t)sim_below(self, o->ranks) : -1;
@@ -149,8 +157,13 @@ void sim_client_act(sim_t *self, uint32_t client)
 
 void sim_client_leave(sim_t *self, uint32_t client, size_t request)
 {
-    if (self->client_request[client] == 1 + request) {
+    if (self->client_request[client] != 1 + request) {
+        return;
+    }
+    if (sim_front_runs(self, self->requests[request]->front)) {
         go_away(self, self->requests[request]);
+    } else { /* nobody notices before it goes on */
+        sim_post(self, LK_MS_NS, SIM_EV_CLIENT, client, 1, request, NULL);
     }
 }
 

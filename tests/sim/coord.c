@@ -39,6 +39,11 @@ static void wake(sim_coord_t *self, uint64_t at_ns)
     }
 }
 
+void sim_coord_wake(sim_coord_t *self)
+{
+    wake(self, self->sim->now_ns);
+}
+
 void sim_coord_start(sim_coord_t *self)
 {
     sim_t *sim = self->sim;
@@ -70,6 +75,9 @@ void sim_coord_on_event(sim_coord_t *self, uint64_t at_ns)
         return; /* an earlier one came between */
     }
     self->wake_ns = UINT64_MAX;
+    if (self->sim->stopped != NULL && self->sim->stopped[sim_node_coord()]) {
+        return; /* until it goes on */
+    }
     lk_status_t status = LK_OK;
     lk_error_t err = LK_ERROR_INIT;
     uint64_t next = coordinator_step(self->coordinator, &status, &err);

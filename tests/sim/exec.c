@@ -3,12 +3,18 @@
 #include "tests/sim/checkers.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct {
     executor_t base;
     executor_t *inner;
     sim_rank_t *rank;
     const exec_batch_t *batch; /* of the posted step */
+    /* canaries */
+    exec_batch_t other;
+    exec_seq_t seqs[2];
+    uint32_t blocks[256];
+    uint64_t seen_epoch;
 } exec_t;
 
 static void exec_close(executor_t *base)
@@ -35,10 +41,45 @@ static uint64_t step_ns(const sim_rank_t *rank)
     return sim_chance(sim, 2) ? 10 * ns : ns;
 }
 
+/* The second sequence reads its first block from the first sequence's. */
+static const exec_batch_t *alias(exec_t *self, const exec_batch_t *batch)
+{
+    sim_t *sim = self->rank->sim;
+    size_t size = sim->o.block_size;
+    if (batch->n_seqs != 2 || batch->seqs[1].start < size ||
+        batch->seqs[0].blocks[0] == batch->seqs[1].blocks[0] ||
+        !sim_plants(sim, SIM_CANARY_KV_ALIAS)) {
+        return batch;
+    }
+    memcpy(self->seqs, batch->seqs, sizeof self->seqs);
+    size_t n = (self->seqs[1].start + self->seqs[1].n + size - 1) / size;
+    memcpy(self->blocks, self->seqs[1].blocks, n * sizeof self->blocks[0]);
+    self->blocks[0] = self->seqs[0].blocks[0];
+    self->seqs[1].blocks = self->blocks;
+    self->other = *batch;
+    self->other.seqs = self->seqs;
+    return &self->other;
+}
+
+static void flip_weight(exec_t *self)
+{
+    sim_t *sim = self->rank->sim;
+    uint64_t epoch = group_weights(engine_core_group(self->rank->core))->epoch;
+    if (epoch == 0 || self->rank->rank != sim->o.ranks - 1 || epoch == self->seen_epoch ||
+        !sim_plants(sim, SIM_CANARY_WEIGHT_FLIP)) {
+        self->seen_epoch = epoch;
+        return;
+    }
+    const weight_slot_t *slot = weight_table_at(exec_weights(&self->base), 0);
+    ((float *)slot->data)[3] += 1;
+}
+
 static lk_status_t exec_step_post(executor_t *base, const exec_batch_t *batch, lk_error_t *err)
 {
     exec_t *self = (exec_t *)base;
     sim_t *sim = self->rank->sim;
+    batch = alias(self, batch);
+    flip_weight(self);
     self->batch = batch;
     self->rank->busy_ns = sim->now_ns + step_ns(self->rank);
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_STEP_POST, .rank = self->rank->rank, .batch = batch});

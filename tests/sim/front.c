@@ -106,7 +106,7 @@ void sim_front_on_msg(sim_front_t *self, const msg_t *msg)
 void sim_front_on_tick(sim_front_t *self)
 {
     sim_t *sim = self->sim;
-    if (self->client != NULL) {
+    if (self->client != NULL && sim_front_runs(sim, self->index)) {
         engine_client_poll(self->client);
         if (sim->now_ns - self->heartbeat_ns >= LK_SECOND_NS) {
             self->heartbeat_ns = sim->now_ns;

@@ -65,7 +65,7 @@ static bool parse(int argc, char **argv, args_t *a)
             ok = a->n_sets < MAX_SETS;
             a->sets[ok ? a->n_sets++ : 0] = value;
         } else if (ok && strcmp(arg, "--canary") == 0) {
-            a->config.canary = value;
+            ok = (a->config.canary = sim_canary_find(value)) != SIM_CANARY_NONE;
         } else if (ok && strcmp(arg, "--design") == 0) {
             a->frontend_pause = strcmp(value, "frontend-pause") == 0;
             ok = a->frontend_pause || strcmp(value, "lockstep") == 0;
@@ -125,8 +125,9 @@ static int run_many(const args_t *a)
     for (size_t i = 0; i < a->n_sets && n < sizeof replay; i++) {
         n += (size_t)snprintf(replay + n, sizeof replay - n, " --set %s", a->sets[i]);
     }
-    if (a->config.canary != NULL && n < sizeof replay) {
-        n += (size_t)snprintf(replay + n, sizeof replay - n, " --canary %s", a->config.canary);
+    if (a->config.canary != SIM_CANARY_NONE && n < sizeof replay) {
+        n += (size_t)snprintf(replay + n, sizeof replay - n, " --canary %s",
+                              sim_canary_name(a->config.canary));
     }
     if (a->config.max_events != 10000 && n < sizeof replay) {
         snprintf(replay + n, sizeof replay - n, " --events %llu",
@@ -156,7 +157,9 @@ int main(int argc, char **argv)
 {
     args_t a = {.config = {.max_events = 10000}, .jobs = 1};
     if (!parse(argc, argv, &a)) {
-        fputs(usage, stderr);
+        char canaries[2048];
+        sim_canary_list(canaries, sizeof canaries);
+        fprintf(stderr, "%scanaries (and who has to catch them):\n%s", usage, canaries);
         return 2;
     }
     if (a.frontend_pause != sim_design_frontend_pause) {

@@ -149,6 +149,10 @@ void sim_net_deliver(sim_t *sim, sim_event_t *event)
         sim_fail(sim, "net", "a message can not be decoded: %s", err.text);
         return;
     }
+    if (msg.type == MSG_OUTPUTS && msg.outputs.outputs.items[0].token_ids.len > 0 &&
+        sim_plants(sim, SIM_CANARY_WRONG_TOKEN)) {
+        *(uint8_t *)(uintptr_t)msg.outputs.outputs.items[0].token_ids.data ^= 1;
+    }
     sim_log(sim, "node %u -> %u  %-9s %s", event->a, to, link_names[packet->link],
             msg_type_name(msg.type));
     if (to == sim_node_coord()) {

@@ -30,6 +30,11 @@ static uint64_t at_least(uint64_t value, uint64_t least)
     return LK_MAX(value, least);
 }
 
+static uint64_t at_most(uint64_t value, uint64_t most)
+{
+    return LK_MIN(value, most);
+}
+
 void sim_options_draw(sim_options_t *self, uint64_t seed)
 {
     lk_prng_t prng, *p = &prng;

@@ -68,6 +68,18 @@ static void wait_requests(sim_t *self)
     next(self, PROBE_PAUSE);
 }
 
+/* The canary: rank 0 gets a request that its front end knows nothing of. */
+static void forget_a_request(sim_t *self)
+{
+    uint32_t prompt[2] = {3, 4};
+    msg_t msg = {.type = MSG_ADD, .generation = self->fronts[0].generation};
+    msg.add = (msg_add_t){
+        .handle = UINT64_MAX,
+        .prompt = {prompt, sizeof prompt},
+        .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 4, .logprobs = -1}};
+    engine_core_on_message(self->ranks[0].core, 0, &msg);
+}
+
 void sim_probe_act(sim_t *self)
 {
     if (self->probe.waiting) {
@@ -106,6 +118,9 @@ void sim_probe_act(sim_t *self)
         ask(self, SIM_CALL_RESUME, 0);
         break;
     case PROBE_END:
+        if (self->config.canary == SIM_CANARY_FORGOTTEN) {
+            forget_a_request(self);
+        }
         self->phase = SIM_DONE;
         break;
     }

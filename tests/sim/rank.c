@@ -74,7 +74,8 @@ void sim_rank_on_event(sim_rank_t *self, uint64_t at_ns)
         return; /* an earlier one came between */
     }
     self->wake_ns = UINT64_MAX;
-    if (self->core == NULL) {
+    if (self->core == NULL ||
+        (sim->stopped != NULL && sim->stopped[sim_node_rank(sim, self->rank)])) {
         return;
     }
     bool moved = engine_core_step(self->core);
@@ -201,6 +202,21 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
     sim_rank_wake(self, sim->now_ns);
 }
 
+/* The canary: "paused" for an answer, because the rank has heard of it. */
+static bool answers_early(sim_rank_t *self)
+{
+    return group_run(engine_core_group(self->core)) && engine_core_steps(self->core) > 0 &&
+           sim_plants(self->sim, SIM_CANARY_EARLY_PAUSE);
+}
+
+static void answer_early(sim_rank_t *self, uint32_t front, const msg_cmd_t *cmd)
+{
+    msg_t done = {.type = MSG_DONE};
+    done.done =
+        (msg_done_t){.rank = self->rank, .generation = cmd->generation, .number = cmd->number};
+    to_frontend(self, front, &done);
+}
+
 void sim_rank_on_msg(sim_rank_t *self, uint32_t from_node, const msg_t *msg)
 {
     sim_t *sim = self->sim;
@@ -213,6 +229,9 @@ void sim_rank_on_msg(sim_rank_t *self, uint32_t from_node, const msg_t *msg)
     }
     uint32_t from = from_node == sim_node_coord() ? ENGINE_FROM_COORDINATOR
                                                   : from_node - sim_node_front(sim, 0);
+    if (msg->type == MSG_CMD && msg->cmd.kind == CMD_PAUSE && answers_early(self)) {
+        answer_early(self, from, &msg->cmd);
+    }
     engine_core_on_message(self->core, from, msg);
     sim_rank_wake(self, sim->now_ns);
 }

@@ -72,6 +72,17 @@ void sim_trace(sim_t *self, uint64_t value)
     self->trace = lk_mix64(self->trace ^ value);
 }
 
+bool sim_plants(sim_t *self, sim_canary_t canary)
+{
+    if (self->config.canary != canary || self->planted || self->phase != SIM_SAFETY ||
+        !sim_chance(self, 20)) {
+        return false;
+    }
+    sim_log(self, "canary %s is out", sim_canary_name(canary));
+    self->planted = true;
+    return true;
+}
+
 /* ---- events: a heap ordered by (time, sequence) ---- */
 
 static bool before(const sim_event_t *a, const sim_event_t *b)
@@ -156,11 +167,13 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
             sim_trainer_start(self);
             sim_client_start(self);
             sim_caller_start(self);
+            sim_fault_start(self);
         } else if (self->now_ns - self->phase_ns > START_NS) {
             sim_fail(self, "start", "no front end serves after %llu s", START_NS / LK_SECOND_NS);
         }
     } else if (self->phase == SIM_SAFETY && safety_events >= self->config.max_events) {
         enter_phase(self, SIM_HEAL);
+        sim_fault_heal(self);
         sim_post(self, 0, SIM_EV_CARE, 0, 0, 0, NULL);
     } else if (self->phase == SIM_HEAL && sim_open_requests(self) == 0 &&
                sim_open_calls(self) == 0 && sim_trainers_idle(self)) {
@@ -224,6 +237,12 @@ static void handle(sim_t *self, sim_event_t *event)
     case SIM_EV_CARE:
         take_care(self);
         break;
+    case SIM_EV_FAULT:
+        sim_fault_act(self);
+        break;
+    case SIM_EV_CONT:
+        sim_fault_continue(self, event->a);
+        break;
     case SIM_EV_COUNT:
         break;
     }
@@ -251,6 +270,8 @@ static void old_world(sim_options_t *o)
     o->moe = 1;
     o->ranks = LK_MAX(o->ranks, 2);
     o->lost_starts = 0;
+    o->torn_streams = 0;
+    o->stop_every_ms = 0;
     o->backend = o->backend == 0 ? 0 : 2;
     o->control_timeout_ms = LK_MIN(o->control_timeout_ms, 1000);
     o->transfer_timeout_ms = 600000;
@@ -300,6 +321,7 @@ static void close_world(sim_t *self)
     sim_coord_stop(&self->coord);
     sim_client_stop(self);
     sim_caller_stop(self);
+    sim_fault_stop(self);
     for (size_t i = 0; i < self->heap_n; i++) {
         free(self->heap[i].data);
     }
@@ -334,6 +356,9 @@ void sim_run(const sim_config_t *config, sim_result_t *out)
         safety_events += self->phase == SIM_SAFETY;
         sim_trace(self, event.at_ns ^ ((uint64_t)event.kind << 56) ^ ((uint64_t)event.a << 40) ^
                             ((uint64_t)event.b << 24) ^ event.n);
+        if (self->config.canary == SIM_CANARY_REAL_TIME) {
+            sim_trace(self, lk_env_now_ns(lk_env_real()));
+        }
         handle(self, &event);
         free(event.data);
         sim_checks_after(self);

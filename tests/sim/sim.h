@@ -16,6 +16,7 @@
 #include "base/prng.h"
 #include "coordinator/coordinator.h"
 #include "engine_core/engine_core.h"
+#include "tests/sim/canary.h"
 #include "tests/sim/options.h"
 
 typedef struct sim sim_t;
@@ -32,7 +33,9 @@ typedef struct sim sim_t;
     X(CALLER)   /* caller a acts */                                                                \
     X(TRAINER)  /* trainer a acts; b: it moves bytes */                                            \
     X(PROBE)    /* the next question of the last phase */                                          \
-    X(CARE)     /* while healing: is something left paused? */
+    X(CARE)     /* while healing: is something left paused? */                                     \
+    X(FAULT)    /* something goes wrong */                                                         \
+    X(CONT)     /* node a, which was stopped, goes on */
 
 typedef enum {
 #define X(name) SIM_EV_##name,
@@ -58,7 +61,7 @@ typedef struct {
     uint64_t max_events; /* of the safety phase */
     bool frontend_pause; /* the old design: pause state in the front end */
     bool log;            /* one line per event on standard output */
-    const char *canary;  /* NULL: none */
+    sim_canary_t canary; /* what is planted */
 } sim_config_t;
 
 typedef struct {
@@ -116,6 +119,7 @@ struct sim {
     size_t heap_n, heap_cap;
     sim_phase_t phase;
     uint64_t phase_ns; /* when it began */
+    bool planted;      /* the canary is out, and once is enough */
 
     model_config_t model;
     uint32_t max_model_len;
@@ -131,6 +135,7 @@ struct sim {
     sim_call_t **calls;
     size_t n_calls, cap_calls;
     bool *caller_busy; /* [callers] */
+    bool *stopped;     /* [nodes] (net.h): by SIGSTOP; its clock runs on */
     sim_trainer_t *trainers;
     struct {
         uint32_t stage;
@@ -164,6 +169,8 @@ static inline bool sim_chance(sim_t *self, uint64_t percent)
 {
     return lk_prng_below(&self->prng, 100) < percent;
 }
+/* True if the canary is to be planted now: while everybody is active, and once. */
+bool sim_plants(sim_t *self, sim_canary_t canary);
 /* Around `mean`: half to one and a half. */
 static inline uint64_t sim_around(sim_t *self, uint64_t mean)
 {
@@ -191,6 +198,7 @@ void sim_front_on_msg(sim_front_t *self, const msg_t *msg);
 void sim_coord_start(sim_coord_t *self);
 void sim_coord_stop(sim_coord_t *self);
 void sim_coord_on_event(sim_coord_t *self, uint64_t at_ns);
+void sim_coord_wake(sim_coord_t *self);
 void sim_coord_on_msg(sim_coord_t *self, const msg_t *msg);
 
 /* client.c: requests */
@@ -261,6 +269,16 @@ typedef struct {
     size_t first, n, n_tensors;
 } sim_sent_t;
 sim_sent_t sim_trainer_sent(const sim_call_t *call);
+
+/* fault.c: what goes wrong */
+void sim_fault_start(sim_t *self);
+void sim_fault_stop(sim_t *self);
+void sim_fault_act(sim_t *self);
+/* Everything that was stopped goes on, and nothing goes wrong any more. */
+void sim_fault_heal(sim_t *self);
+void sim_fault_continue(sim_t *self, uint32_t node);
+/* The front end's process runs: who calls it gets somewhere. */
+bool sim_front_runs(const sim_t *self, uint32_t front);
 
 /* probe.c: the last phase */
 void sim_probe_act(sim_t *self);

@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 #include <stdlib.h>
+#include <string.h>
 
 #ifdef __SANITIZE_ADDRESS__
 #define N_SEEDS 10
@@ -57,6 +58,31 @@ START_TEST(test_a_seed_replays_exactly)
 }
 END_TEST
 
+/* Whoever has to catch the canary does so, and nobody comes first. */
+START_TEST(test_canary)
+{
+    sim_canary_t canary = (sim_canary_t)_i;
+    size_t caught = 0;
+    for (uint64_t seed = 1; seed <= 40 && caught < 2; seed++) {
+        sim_config_t config = {.seed = seed, .max_events = 4000, .canary = canary};
+        sim_result_t r, again;
+        sim_options_draw(&config.options, seed);
+        config.options.stop_every_ms = config.options.torn_streams = 0;
+        sim_run(&config, &r);
+        if (canary == SIM_CANARY_REAL_TIME) {
+            sim_run(&config, &again);
+            caught += r.trace != again.trace;
+        } else if (r.failed) {
+            ck_assert_msg(strcmp(r.check, sim_canary_checker(canary)) == 0,
+                          "seed %llu, canary %s is caught by %s: %s", (unsigned long long)seed,
+                          sim_canary_name(canary), r.check, r.text);
+            caught++;
+        }
+    }
+    ck_assert_msg(caught == 2, "canary %s lives", sim_canary_name(canary));
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     json_object_seed(1);
@@ -67,6 +93,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_seeds);
     tcase_add_test(tc, test_found_once);
     tcase_add_test(tc, test_a_seed_replays_exactly);
+    tcase_add_loop_test(tc, test_canary, SIM_CANARY_NONE + 1, SIM_CANARY_COUNT);
     suite_add_tcase(s, tc);
     return s;
 }

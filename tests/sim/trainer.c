@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/check.h"
 #include "tests/sim/checkers.h"
+#include "tests/sim/torn_stream.h"
 #include "transfer/backends/mem/mem_stream.h"
 #include "transfer/backends/transfer_sender.h"
 
@@ -87,6 +88,9 @@ static void look(sim_trainer_t *self)
     byte_stream_t *stream;
     bool moved = false;
     while ((stream = mem_accept(self->listener)) != NULL) {
+        if (sim->phase == SIM_SAFETY && sim_chance(sim, sim->o.torn_streams)) {
+            stream = torn_stream_new(stream, sim_below(sim, 30000));
+        }
         sender_add(self->sender, stream);
         moved = true;
     }
@@ -234,6 +238,9 @@ static void next_update(sim_trainer_t *self)
                                  &err) == LK_OK;
     look_soon(self);
     call(self, UPDATING, UPDATE_VERB_UPDATE, update_spec(self));
+    if (self->sending && sim_plants(sim, SIM_CANARY_WRONG_VALUES)) {
+        *(float *)self->data[self->first] += 1;
+    }
     if (self->sending && self->sender != NULL && dies(self)) {
         sim_log(sim, "trainer %u was sending", self->index);
     }
@@ -336,6 +343,10 @@ void sim_trainer_act(sim_t *sim, uint32_t trainer)
         return;
     }
     self->front = (uint32_t)sim_below(sim, sim->o.frontends);
+    if (!sim_front_runs(sim, self->front)) {
+        rest(self);
+        return;
+    }
     if (sim_chance(sim, sim->o.trainer_pauses)) {
         self->stage = PAUSING;
         pause_mode_t mode = sim_chance(sim, 50) ? PAUSE_KEEP : PAUSE_ABORT;
