@@ -2,6 +2,8 @@
 #include "base/check.h"
 #include "base/port.h"
 #include "proto/wire_json.h"
+#include "transfer/backends/nccl/wte_nccl.h"
+#include "transfer/device/device.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -16,6 +18,7 @@ struct fake_cluster {
     char endpoint[128];
     fake_script_t script;
     mem_sink_t *sinks[FAKE_RANKS];
+    device_t *devices[FAKE_RANKS]; /* NULL: host memory */
     update_session_t *sessions[FAKE_RANKS];
     bool paused;
     uint64_t epoch;
@@ -234,15 +237,23 @@ fake_cluster_t *fake_cluster_new(const tensor_desc_t *model, size_t n, fake_scri
     lk_error_t err = LK_ERROR_INIT;
     lk_status_t st = port_zmq_open(PORT_ROUTER, true, self->endpoint, NULL, &self->port, &err);
     CHECKF(st == LK_OK, "%s", err.text);
+    uint64_t no_progress_ns =
+        (uint64_t)((script.no_progress_s > 0 ? script.no_progress_s : 20) * LK_SECOND_NS);
+    const wte_ops_t *engine = script.nccl ? &wte_nccl : wte_find("tcp");
     for (uint32_t r = 0; r < FAKE_RANKS; r++) {
         wte_context_t ctx = {.dp_rank = r,
                              .dp_size = FAKE_RANKS,
                              .ranks_per_replica = 1,
                              .env = lk_env_real(),
-                             .no_progress_ns = 20 * LK_SECOND_NS};
+                             .no_progress_ns = no_progress_ns};
         self->sinks[r] = mem_sink_new(model, n);
+        if (script.nccl) {
+            st = device_open("host", 0, &self->devices[r], &err);
+            CHECKF(st == LK_OK, "%s", err.text);
+            self->sinks[r]->device = self->devices[r];
+        }
         weight_sink_t sink = mem_sink(self->sinks[r]);
-        self->sessions[r] = update_session_new(wte_find("tcp"), &ctx, &sink);
+        self->sessions[r] = update_session_new(engine, &ctx, &sink);
         CHECK(self->sessions[r] != NULL);
     }
     int rc = pthread_create(&self->thread, NULL, run, self);
@@ -262,6 +273,7 @@ void fake_cluster_destroy(fake_cluster_t **self_p)
     for (int r = 0; r < FAKE_RANKS; r++) {
         update_session_destroy(&self->sessions[r]);
         mem_sink_destroy(&self->sinks[r]);
+        device_close(&self->devices[r]);
     }
     free(self);
 }

@@ -1,7 +1,7 @@
 /*
  * fake_cluster.h: a front end and its ranks in one thread, for tests of the trainer's library: it
- * answers the trainer socket's calls with real update sessions over real tcp engines and memory
- * sinks, and can be told to misbehave.
+ * answers the trainer socket's calls with real update sessions over real tcp (or nccl) engines and
+ * memory sinks, and can be told to misbehave.
  */
 #ifndef LK_TESTS_FAKE_CLUSTER_H
 #define LK_TESTS_FAKE_CLUSTER_H
@@ -24,6 +24,8 @@ typedef struct {
     bool rank_1_stays_away;    /* from init */
     bool no_model;             /* in the answer to init */
     const char *lacks;         /* a field that answers leave out */
+    bool nccl;                 /* the nccl engine on host devices; else tcp */
+    double no_progress_s;      /* 0: 20 */
 } fake_script_t;
 
 fake_cluster_t *fake_cluster_new(const tensor_desc_t *model, size_t n, fake_script_t script);

@@ -37,7 +37,7 @@ static void told_random(void *ctx, void *buf, size_t len)
 static const lk_env_t env = {.now_ns = told_now, .random = told_random};
 
 static tensor_desc_t model[TENSORS];
-static char names[TENSORS][16];
+static char names[TENSORS][32];
 static void *data[TENSORS]; /* the trainer's */
 static size_t n_model;
 
