@@ -1,12 +1,13 @@
 /*
  * lockstep-demo: a data-parallel, expert-parallel cluster generates while a trainer replaces its
- * weights in the middle of requests; then every stream is recomputed from its spans.
+ * weights in the middle of requests, in place and then, on a second cluster, beside the live ones
+ * (--weight-swap shadow); then every stream is recomputed from its spans.
  */
 #include "base/check.h"
 #include "base/env.h"
 #include "deploy/client/http_client.h"
 #include "examples/demo/demo_trainer.h"
-#include "examples/demo/streams.h"
+#include "examples/demo/summary.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +26,7 @@
 
 #define BLOCK_SIZE 16
 #define TOLERANCE  1e-3
-#define MAX_SETS   1000
+#define N_RUNS     2
 
 typedef struct {
     bool quick;
@@ -39,9 +40,8 @@ typedef struct {
     int alive_fd; /* its end of file tells the janitor that we are gone */
     char url[128], endpoint[256];
     int go_fd, report_fd;
-    update_report_t reports[MAX_SETS + 1];
-    uint64_t n_reports;
-    double drawn; /* when the check's progress was shown last */
+    summary_run_t runs[N_RUNS], *now; /* now: the one under way */
+    double drawn;                     /* when the check's progress was shown last */
     bool tty;
 } demo_t;
 
@@ -191,6 +191,8 @@ static bool start_cluster(demo_t *d)
                           "float32",
                           "--max-model-len",
                           "1024",
+                          "--weight-swap",
+                          d->now->swap,
                           "--weight-transfer-config",
                           "{\"backend\":\"tcp\"}",
                           NULL};
@@ -230,7 +232,8 @@ static void start_trainer(demo_t *d, const demo_weights_t *weights)
         signal(SIGINT, SIG_DFL);
         signal(SIGTERM, SIG_DFL);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        _exit(demo_trainer_run(d->endpoint, weights, d->n_sets, go[0], report[1]));
+        bool pauses = strcmp(d->now->swap, "shadow") != 0;
+        _exit(demo_trainer_run(d->endpoint, weights, d->n_sets, pauses, go[0], report[1]));
     }
     close(go[0]);
     close(report[1]);
@@ -241,117 +244,92 @@ static void start_trainer(demo_t *d, const demo_weights_t *weights)
 
 static void draw_progress(const demo_t *d, double tokens_per_s, bool waiting)
 {
-    int width = 30, filled = (int)((uint64_t)width * d->n_reports / d->n_sets);
+    uint64_t done = d->now->n_reports;
+    int width = 30, filled = (int)((uint64_t)width * done / d->n_sets);
     char bar[64];
     memset(bar, ' ', (size_t)width);
     memset(bar, '#', (size_t)filled);
     bar[width] = '\0';
-    printf("%s[%s] update %llu/%llu  %8.0f tokens/s  version %s%llu%s%s", d->tty ? "\r" : "", bar,
-           (unsigned long long)d->n_reports, (unsigned long long)d->n_sets, tokens_per_s,
-           d->n_reports == 0 ? "default, set-" : "set-", (unsigned long long)d->n_reports,
+    printf("%s[%s] %s %llu/%llu  %8.0f tokens/s  version %s%llu%s%s", d->tty ? "\r" : "", bar,
+           d->now->title, (unsigned long long)done, (unsigned long long)d->n_sets, tokens_per_s,
+           done == 0 ? "default, set-" : "set-", (unsigned long long)done,
            waiting ? "" : "  (updating)", d->tty ? "   " : "\n");
     fflush(stdout);
 }
 
-/* Streams and updates until every set was pushed and every stream has ended. NULL, or what failed.
- */
-static const char *run_updates(demo_t *d, streams_t *streams, uint64_t tokens_between)
+/* The update that has ended, or that is about to begin, closes the one before it. */
+static void note_gap(summary_run_t *run)
+{
+    double gap = streams_longest_gap(run->streams);
+    if (run->n_reports > 0) {
+        run->gaps[run->n_reports - 1] = LK_MAX(run->gaps[run->n_reports - 1], gap);
+    }
+}
+
+/* Takes the trainer's next report, if there is one. NULL, or what failed. */
+static const char *take_report(demo_t *d, bool *any)
 {
     static char why[LK_ERROR_TEXT_MAX + 100];
+    summary_run_t *run = d->now;
+    update_report_t *report = &run->reports[run->n_reports];
+    ssize_t n = read(d->report_fd, report, sizeof *report);
+    *any = n == (ssize_t)sizeof *report;
+    if (*any && report->error[0] != '\0') {
+        snprintf(why, sizeof why, "update %llu: %s", (unsigned long long)report->set,
+                 report->error);
+        return why;
+    }
+    if (*any) {
+        run->gaps[run->n_reports++] = streams_longest_gap(run->streams);
+    }
+    return n == 0 && run->n_reports < d->n_sets ? "the trainer ended early" : NULL;
+}
+
+/* Streams and updates until every set was pushed and every stream has ended. NULL, or what failed.
+ */
+static const char *run_updates(demo_t *d, uint64_t tokens_between)
+{
+    summary_run_t *run = d->now;
     double drawn = now_s();
     uint64_t drawn_tokens = 0, last_tokens = 0, drawn_reports = 0;
     bool updating = false, closing = false;
     size_t open = 1;
     while (!closing || open > 0) { /* all may end at once while new ones are still to start */
-        closing =
-            d->n_reports == d->n_sets && streams_tokens(streams) - last_tokens >= tokens_between;
-        open = streams_poll(streams, 10, closing);
-        if (streams_failure(streams) != NULL) {
-            return streams_failure(streams);
+        uint64_t tokens = streams_tokens(run->streams);
+        closing = run->n_reports == d->n_sets && tokens - last_tokens >= tokens_between;
+        open = streams_poll(run->streams, 10, closing);
+        if (streams_failure(run->streams) != NULL) {
+            return streams_failure(run->streams);
         }
-        if (!updating && d->n_reports < d->n_sets &&
-            streams_tokens(streams) - last_tokens >= tokens_between) {
+        if (!updating && run->n_reports < d->n_sets && tokens - last_tokens >= tokens_between) {
+            note_gap(run);
             updating = true;
             if (write(d->go_fd, "g", 1) != 1) {
                 return "the trainer is gone";
             }
         }
-        update_report_t *report = &d->reports[d->n_reports];
-        ssize_t n = read(d->report_fd, report, sizeof *report);
-        if (n == (ssize_t)sizeof *report) {
-            if (report->error[0] != '\0') {
-                snprintf(why, sizeof why, "update %llu: %s", (unsigned long long)report->set,
-                         report->error);
-                return why;
-            }
-            d->n_reports++;
+        bool reported;
+        const char *failure = take_report(d, &reported);
+        if (failure != NULL) {
+            return failure;
+        }
+        if (reported) {
             updating = false;
-            last_tokens = streams_tokens(streams);
-        } else if (n == 0 && d->n_reports < d->n_sets) {
-            return "the trainer ended early";
+            last_tokens = streams_tokens(run->streams);
         }
         double t = now_s();
-        bool news = d->n_reports != drawn_reports;
+        bool news = run->n_reports != drawn_reports;
         if ((d->tty && t - drawn > 0.2) || (!d->tty && news)) {
-            draw_progress(d, (double)(streams_tokens(streams) - drawn_tokens) / (t - drawn),
+            draw_progress(d, (double)(streams_tokens(run->streams) - drawn_tokens) / (t - drawn),
                           !updating);
             drawn = t;
-            drawn_tokens = streams_tokens(streams);
-            drawn_reports = d->n_reports;
+            drawn_tokens = streams_tokens(run->streams);
+            drawn_reports = run->n_reports;
         }
     }
+    note_gap(run);
     printf("\n");
     return NULL;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Nearest-rank percentile of pause or transfer times, seconds. */
-static double percentile(const demo_t *d, bool pause, double p)
-{
-    double values[MAX_SETS];
-    for (uint64_t i = 0; i < d->n_reports; i++) {
-        values[i] = pause ? d->reports[i].pause_s : d->reports[i].transfer_s;
-    }
-    qsort(values, d->n_reports, sizeof values[0], by_value);
-    size_t k = (size_t)(p * (double)d->n_reports);
-    return values[LK_MIN(k, d->n_reports - 1)];
-}
-
-static void print_table(const demo_t *d, const streams_t *streams, double seconds, double gap)
-{
-    uint64_t bytes = 0;
-    bool digests = true;
-    uint32_t ranks = 0;
-    for (uint64_t i = 0; i < d->n_reports; i++) {
-        bytes += d->reports[i].bytes;
-        digests &= d->reports[i].digests_equal;
-        ranks = d->reports[i].ranks;
-    }
-    size_t n;
-    streams_records(streams, &n);
-    printf("\n  updates               %llu, of %.2f MB each to %u ranks\n",
-           (unsigned long long)d->n_reports, (double)bytes / (double)d->n_reports / 1e6, ranks);
-    printf("  transfer              p50 %.1f ms, p95 %.1f ms\n", percentile(d, false, 0.5) * 1e3,
-           percentile(d, false, 0.95) * 1e3);
-    printf("  pause window          p50 %.1f ms, p95 %.1f ms\n", percentile(d, true, 0.5) * 1e3,
-           percentile(d, true, 0.95) * 1e3);
-    printf("  longest token gap     %.1f ms\n", gap * 1e3);
-    printf("  streams               %zu, %llu tokens in %.1f s\n", n,
-           (unsigned long long)streams_tokens(streams), seconds);
-    printf("  digests               %s\n",
-           digests ? "every rank's equal the trainer's after every update" : "DIFFER");
-    printf("  tokens per version   ");
-    for (uint64_t k = 0; k <= d->n_sets; k++) {
-        printf(" %s%llu:%llu%s", k == 0 ? "default/" : "set-", (unsigned long long)k,
-               (unsigned long long)streams_tokens_of(streams, k),
-               k % 6 == 5 ? "\n                       " : "");
-    }
-    printf("\n\n");
 }
 
 static void verify_progress(void *ctx, size_t done, size_t total)
@@ -382,11 +360,11 @@ static stream_record_t *shift_one_span(stream_record_t *records, size_t n)
     return NULL;
 }
 
-static const char *check_streams(demo_t *d, const demo_weights_t *weights, streams_t *streams)
+static const char *check_streams(demo_t *d, const demo_weights_t *weights, const summary_run_t *run)
 {
     static char why[LK_ERROR_TEXT_MAX + 100];
     size_t n;
-    stream_record_t *records = (stream_record_t *)streams_records(streams, &n);
+    stream_record_t *records = (stream_record_t *)streams_records(run->streams, &n);
     verify_result_t result;
     lk_error_t err = LK_ERROR_INIT;
     if (verify_streams(d->model_dir, weights, d->n_sets, LK_DTYPE_F32, BLOCK_SIZE, records, n,
@@ -394,10 +372,10 @@ static const char *check_streams(demo_t *d, const demo_weights_t *weights, strea
         snprintf(why, sizeof why, "the check could not run: %s", err.text);
         return why;
     }
-    printf("%s  independent check     %llu tokens of %llu streams recomputed; %llu streams "
+    printf("%s  independent check     %s: %llu tokens of %llu streams recomputed; %llu streams "
            "attended to KV of several "
            "versions\n",
-           d->tty ? "\r" : "", (unsigned long long)result.tokens,
+           d->tty ? "\r" : "", run->title, (unsigned long long)result.tokens,
            (unsigned long long)result.streams, (unsigned long long)result.mixed_streams);
     printf("                        wrong tokens %llu, logprobs off by more than %g: %llu (worst "
            "%.2g)\n",
@@ -437,7 +415,7 @@ static bool parse(int argc, char **argv, demo_t *d)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             d->quick = true;
-            d->n_sets = 6;
+            d->n_sets = 4;
         } else if (strcmp(argv[i], "--model") == 0 && i + 1 < argc) {
             d->model = argv[++i];
         } else if (strcmp(argv[i], "--updates") == 0 && i + 1 < argc) {
@@ -448,7 +426,8 @@ static bool parse(int argc, char **argv, demo_t *d)
             return false;
         }
     }
-    return d->n_sets >= 1 && d->n_sets <= MAX_SETS && d->n_streams >= 1 && d->n_streams <= 1024;
+    return d->n_sets >= 1 && d->n_sets <= SUMMARY_MAX_SETS && d->n_streams >= 1 &&
+           d->n_streams <= 1024;
 }
 
 static const char *const texts[] = {
@@ -489,6 +468,40 @@ static bool print_texts(const demo_t *d)
     return ok;
 }
 
+/* A cluster in this mode, all updates, and its end. NULL, or what failed. */
+static const char *run_mode(demo_t *d, const demo_weights_t *weights)
+{
+    const model_config_t *model = demo_weights_config(weights);
+    bool made_up = d->model == NULL;
+    if (!start_cluster(d)) {
+        return "the cluster did not start";
+    }
+    printf("cluster: 2 DP ranks%s, --weight-swap %s, ready on %s\n",
+           model->num_experts > 0 ? ", experts split between them" : "", d->now->swap, d->url);
+    start_trainer(d, weights);
+    streams_config_t sc = {.url = d->url,
+                           .n_streams = d->n_streams,
+                           .vocab_size = model->vocab_size < 256 ? model->vocab_size : 256,
+                           .prompt_tokens = 24,
+                           .max_tokens = made_up ? 160 : 64,
+                           .seed = 1,
+                           .texts = made_up ? NULL : texts,
+                           .n_texts = LK_ARRAY_LEN(texts)};
+    if (!made_up && d->now == d->runs && !print_texts(d)) {
+        return "the checkpoint's text could not be had";
+    }
+    d->now->streams = streams_new(&sc);
+    double start = now_s();
+    const char *failure = run_updates(d, made_up ? 40ull * d->n_streams : 6ull * d->n_streams);
+    d->now->seconds = now_s() - start;
+    if (failure == NULL) {
+        stop_cluster(d);
+        close(d->go_fd);
+        close(d->report_fd);
+    }
+    return failure;
+}
+
 static int run(demo_t *d)
 {
     if (!make_model(d)) {
@@ -504,40 +517,25 @@ static int run(demo_t *d)
     printf("model: %s, %u layers, hidden %u, %u experts, %.2f MB\n",
            d->model != NULL ? d->model : "a random Qwen3-MoE", model->num_layers,
            model->hidden_size, model->num_experts, (double)demo_weights_bytes(weights) / 1e6);
-    if (!start_cluster(d)) {
-        return give_up(d, "the cluster did not start");
+    const char *failure = NULL;
+    for (size_t i = 0; i < N_RUNS && failure == NULL; i++) {
+        d->now = &d->runs[i];
+        failure = run_mode(d, weights);
     }
-    printf("cluster: 2 DP ranks%s, ready on %s\n",
-           model->num_experts > 0 ? ", experts split between them" : "", d->url);
-    start_trainer(d, weights);
-
-    bool made_up = d->model == NULL;
-    streams_config_t sc = {.url = d->url,
-                           .n_streams = d->n_streams,
-                           .vocab_size = model->vocab_size < 256 ? model->vocab_size : 256,
-                           .prompt_tokens = 24,
-                           .max_tokens = made_up ? 160 : 64,
-                           .seed = 1,
-                           .texts = made_up ? NULL : texts,
-                           .n_texts = LK_ARRAY_LEN(texts)};
-    if (!made_up && !print_texts(d)) {
-        return give_up(d, "the checkpoint's text could not be had");
-    }
-    streams_t *streams = streams_new(&sc);
-    double start = now_s();
-    const char *failure =
-        run_updates(d, streams, made_up ? 40ull * d->n_streams : 6ull * d->n_streams);
-    double seconds = now_s() - start, gap = streams_longest_gap(streams);
     if (failure != NULL) {
         return give_up(d, failure);
     }
-    stop_cluster(d);
-    print_table(d, streams, seconds, gap);
-    for (uint64_t i = 0; i < d->n_reports && failure == NULL; i++) {
-        failure = d->reports[i].digests_equal ? NULL : "a rank's digest is not the trainer's";
+    summary_print(d->runs, N_RUNS);
+    for (size_t i = 0; i < N_RUNS && failure == NULL; i++) {
+        for (uint64_t k = 0; k < d->runs[i].n_reports && failure == NULL; k++) {
+            failure =
+                d->runs[i].reports[k].digests_equal ? NULL : "a rank's digest is not the trainer's";
+        }
+        failure = failure != NULL ? failure : check_streams(d, weights, &d->runs[i]);
     }
-    failure = failure != NULL ? failure : check_streams(d, weights, streams);
-    streams_destroy(&streams);
+    for (size_t i = 0; i < N_RUNS; i++) {
+        streams_destroy(&d->runs[i].streams);
+    }
     demo_weights_close(&weights);
     if (failure != NULL) {
         return give_up(d, failure);
@@ -548,7 +546,11 @@ static int run(demo_t *d)
 
 int main(int argc, char **argv)
 {
-    static demo_t d = {.n_sets = 20, .n_streams = 16, .dir = "/tmp/lockstep-demo-XXXXXX"};
+    static demo_t d = {
+        .n_sets = 12,
+        .n_streams = 16,
+        .dir = "/tmp/lockstep-demo-XXXXXX",
+        .runs = {{.swap = "inplace", .title = "in place"}, {.swap = "shadow", .title = "shadow"}}};
     if (argc == 2 && strcmp(argv[1], "--help") == 0) {
         return usage(stdout);
     }

@@ -14,6 +14,7 @@ typedef struct {
     const demo_weights_t *weights;
     lst_tensor_t *tensors;
     size_t n;
+    bool pauses;
     int report_fd;
 } trainer_t;
 
@@ -87,7 +88,7 @@ static int push(trainer_t *t, uint64_t set)
     for (size_t step = 0; step < LK_ARRAY_LEN(steps); step++) {
         switch (step) {
         case 0:
-            status = lst_pause(t->lst, "keep", report.clear_cache);
+            status = t->pauses ? lst_pause(t->lst, "keep", report.clear_cache) : LST_OK;
             break;
         case 1:
             status = lst_start(t->lst);
@@ -102,7 +103,7 @@ static int push(trainer_t *t, uint64_t set)
             status = check_ranks(t, version, &report);
             break;
         default:
-            status = lst_resume(t->lst);
+            status = t->pauses ? lst_resume(t->lst) : LST_OK;
         }
         if (status != LST_OK) {
             return fail(t, set, steps[step], lst_last_error(t->lst));
@@ -112,14 +113,14 @@ static int push(trainer_t *t, uint64_t set)
     lst_stats(t->lst, &stats);
     report.bytes = demo_weights_bytes(t->weights);
     report.transfer_s = stats.last_transfer_s;
-    report.pause_s = stats.last_pause_window_s;
+    report.pause_s = t->pauses ? stats.last_pause_window_s : 0;
     return write(t->report_fd, &report, sizeof report) == (ssize_t)sizeof report ? 0 : 1;
 }
 
 int demo_trainer_run(const char *endpoint, const demo_weights_t *weights, uint64_t n_sets,
-                     int go_fd, int report_fd)
+                     bool pauses, int go_fd, int report_fd)
 {
-    trainer_t t = {.weights = weights, .report_fd = report_fd};
+    trainer_t t = {.weights = weights, .pauses = pauses, .report_fd = report_fd};
     char text[512];
     lst_options_t options = {.endpoint = endpoint};
     if (lst_open(&options, &t.lst, text, sizeof text) != LST_OK) {
