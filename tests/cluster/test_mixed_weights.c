@@ -1,8 +1,9 @@
 /*
  * The hunt for mixed weights: sampled streams run while a trainer replaces the weights in every way
  * there is: with pauses of any mode, cleared caches or not, without a pause, in pieces, with
- * sessions that are aborted empty or half done, and resumes that come too early. Then every stream
- * is recomputed from its spans, in one process, without a scheduler, cache or cluster.
+ * sessions that are aborted empty or half done, and resumes that come too early; in place and with
+ * shadow swap. Then every stream is recomputed from its spans, in one process, without a scheduler,
+ * cache or cluster.
  */
 #include "base/check.h"
 #include "base/env.h"
@@ -45,7 +46,8 @@ static rl_weights_t weight_set(const demo_weights_t *weights, uint64_t k)
     return w;
 }
 
-/* A session that does not come to its end; with tensors the ranks are dirty afterwards. */
+/* A session that does not come to its end; with tensors the ranks are dirty afterwards, in place.
+ */
 static void fail_once(lst_t *lst, const rl_weights_t *w, size_t n)
 {
     rl_must(lst, lst_start(lst), "start of a session to abort");
@@ -141,8 +143,12 @@ static void check(const char *dir, const demo_weights_t *weights, const streams_
 
 static const struct {
     model_arch_t arch;
-    const char *flag;
-} layouts[] = {{ARCH_QWEN3_MOE, "--enable-expert-parallel"}, {ARCH_QWEN3, NULL}};
+    const char *swap, *flag;
+} layouts[] = {{ARCH_QWEN3_MOE, "inplace", "--enable-expert-parallel"},
+               {ARCH_QWEN3, "inplace", NULL},
+               {ARCH_QWEN3_MOE, "shadow", "--enable-expert-parallel"},
+               {ARCH_QWEN3, "shadow", NULL}};
+#define N_LAYOUTS (int)LK_ARRAY_LEN(layouts)
 
 START_TEST(no_token_of_mixed_weights)
 {
@@ -155,13 +161,15 @@ START_TEST(no_token_of_mixed_weights)
                           "400",
                           "--weight-transfer-config",
                           "{\"backend\":\"tcp\"}",
-                          layouts[_i % 2].flag,
+                          "--weight-swap",
+                          layouts[_i % N_LAYOUTS].swap,
+                          layouts[_i % N_LAYOUTS].flag,
                           NULL};
     cluster_t c;
     demo_weights_t *weights;
     lk_error_t err = LK_ERROR_INIT;
     char dir[512];
-    snprintf(dir, sizeof dir, "%s", rl_make_model(layouts[_i % 2].arch, 7, 0));
+    snprintf(dir, sizeof dir, "%s", rl_make_model(layouts[_i % N_LAYOUTS].arch, 7, 0));
     ck_assert_msg(demo_weights_open(dir, false, &weights, &err) == LK_OK, "%s", err.text);
     cluster_start(&c, dir, args);
     fflush(stdout);
@@ -195,7 +203,7 @@ Suite *test_suite(void)
     Suite *s = suite_create("mixed weights");
     TCase *tc = tcase_create("hunt");
     tcase_set_timeout(tc, 280);
-    tcase_add_loop_test(tc, no_token_of_mixed_weights, 0, 4);
+    tcase_add_loop_test(tc, no_token_of_mixed_weights, 0, N_LAYOUTS + 2);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -333,6 +333,129 @@ END_TEST
 
 /* ---- callers that go away, addresses where nobody is ---- */
 
+/* ---- --weight-swap shadow: whatever the trainer does, the old weights stay and tokens flow ----
+ */
+
+static const struct {
+    model_arch_t arch;
+    const char *flag;
+} shadow_layouts[] = {{ARCH_QWEN3_MOE, "--enable-expert-parallel"}, {ARCH_QWEN3, NULL}};
+
+static void shadow_init(rig_t *rig, int layout, const char *timeout)
+{
+    const char *const args[] = {"--data-parallel-size",
+                                "2",
+                                "--dtype",
+                                "float32",
+                                "--weight-transfer-config",
+                                "{\"backend\":\"tcp\"}",
+                                "--weight-swap",
+                                "shadow",
+                                "--transfer-timeout",
+                                timeout,
+                                shadow_layouts[layout].flag,
+                                NULL};
+    snprintf(rig->dir, sizeof rig->dir, "%s", rl_make_model(shadow_layouts[layout].arch, 1, 0));
+    cluster_start(&rig->c, rig->dir, args);
+    rig->old = rl_weights(rig->dir, 1, LK_DTYPE_BF16);
+    rig->new = rl_weights(rig->dir, 2, LK_DTYPE_BF16);
+    rig->before = rl_snapshot(&rig->c);
+}
+
+static bool session_closed(void *ctx)
+{
+    json_t *info = cluster_call(ctx, "GET", "/weight_info", NULL, 200, NULL);
+    bool open = false;
+    for (size_t r = 0; r < 2; r++) {
+        const json_t *rank = json_array_get(json_object_get(info, "ranks"), r);
+        ck_assert_str_eq(json_text_at(rank, "weight_swap"), "shadow");
+        ck_assert(json_is_false(json_object_get(rank, "dirty")));
+        open |= json_is_true(json_object_get(rank, "session_open"));
+    }
+    json_decref(info);
+    return !open;
+}
+
+/* A whole request on each rank. */
+static void assert_tokens_flow(const cluster_t *c)
+{
+    for (unsigned r = 0; r < 2; r++) {
+        cluster_async_t request = rl_complete(c, r, 1, 8, 40);
+        json_t *reply;
+        rl_join(&request, "length", &reply);
+        json_decref(reply);
+    }
+}
+
+START_TEST(shadow_survives_killed_trainers)
+{
+    static const stage_t stages[] = {AT_OPEN, AT_INIT, AT_START, IN_UPDATE, IN_UPDATE, AT_FINISH};
+    rig_t rig;
+    shadow_init(&rig, _i, "2");
+    const cluster_t *c = &rig.c;
+    for (size_t i = 0; i < LK_ARRAY_LEN(stages); i++) {
+        packed = i == 3;
+        cluster_async_t running = rl_complete(c, i % 2, 1, 8, 480);
+        start_trainer(c, &rig.new, stages[i], SIGKILL);
+        assert_tokens_flow(c);
+        wait_for(session_closed, (void *)c, 15, "the dead trainer's session closes");
+        json_t *reply;
+        rl_join(&running, "length", &reply);
+        json_decref(reply);
+        assert_unharmed(c, &rig.before);
+    }
+    packed = false;
+    lst_t *lst = rl_open(c); /* the next one brings a part of the model, and that is enough */
+    rl_must(lst, lst_init_tcp(lst, NULL), "init");
+    rl_must(lst, lst_start(lst), "start");
+    rl_must(lst, lst_update(lst, rig.new.t, 1, NULL), "update of one tensor");
+    rl_must(lst, lst_finish(lst, "part"), "finish");
+    rl_push(lst, &rig.new, true, "whole");
+    rl_assert_holds(lst, &rig.new, "whole");
+    lst_close(&lst);
+    rig_fini(&rig);
+}
+END_TEST
+
+/* A transfer that stands still, and then comes to its end, or does not. */
+START_TEST(shadow_tokens_flow_during_a_transfer)
+{
+    rig_t rig;
+    shadow_init(&rig, _i, "60");
+    const cluster_t *c = &rig.c;
+    trainer_t t = start_trainer(c, &rig.new, IN_UPDATE, SIGSTOP);
+    wait_state(c, "receiving");
+    assert_tokens_flow(c);
+    json_decref(cluster_call(c, "POST", "/pause?mode=keep", "{}", 200, NULL));
+    rl_assert_frozen(c, 3);
+    json_decref(cluster_call(c, "POST", "/resume", "{}", 200, NULL));
+    assert_tokens_flow(c);
+    wait_state(c, "receiving");
+    json_t *reply = cluster_call(c, "POST", "/abort_weight_update", "{}", 200, NULL);
+    ck_assert(json_is_false(
+        json_object_get(json_array_get(json_object_get(reply, "ranks"), 0), "dirty")));
+    json_decref(reply);
+    const char *text = last_words(&t);
+    ck_assert_msg(strstr(text, "abort") != NULL, "%s", text);
+    assert_unharmed(c, &rig.before);
+
+    t = start_trainer(c, &rig.new, IN_UPDATE, SIGSTOP);
+    wait_state(c, "receiving");
+    assert_tokens_flow(c);
+    text = last_words(&t);
+    ck_assert_str_eq(text, "fine");
+    assert_unharmed(c, &rig.before); /* all of it is here, and not in force */
+    ck_assert_int_eq(
+        rl_call(c, NULL, RL_HTTP, "finish_weight_update", "{\"weight_version\":\"new\"}", &text),
+        200);
+    lst_t *lst = rl_open(c);
+    rl_must(lst, lst_init_tcp(lst, NULL), "init"); /* says how digests are made */
+    rl_assert_holds(lst, &rig.new, "new");
+    lst_close(&lst);
+    rig_fini(&rig);
+}
+END_TEST
+
 START_TEST(callers_that_go_away)
 {
     rig_t rig;
@@ -429,6 +552,8 @@ Suite *test_suite(void)
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, killed_trainers);
     tcase_add_test(tc, stopped_trainers);
+    tcase_add_loop_test(tc, shadow_survives_killed_trainers, 0, LK_ARRAY_LEN(shadow_layouts));
+    tcase_add_loop_test(tc, shadow_tokens_flow_during_a_transfer, 0, LK_ARRAY_LEN(shadow_layouts));
     tcase_add_test(tc, callers_that_go_away);
     tcase_add_test(tc, trainers_that_are_not_there);
     suite_add_tcase(s, tc);

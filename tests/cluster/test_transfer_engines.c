@@ -16,19 +16,22 @@
 
 #define N_RANKS 2
 
+static const char *const swaps[] = {"inplace", "shadow"};
+
 static cluster_t cluster;
 static lst_t *lst;
 
 #define lst_good(expr) ck_assert_msg((expr) == LST_OK, "%s: %s", #expr, lst_last_error(lst))
 
-static const char *start(const char *backend)
+static const char *start(const char *backend, const char *swap)
 {
     static char config[64];
     snprintf(config, sizeof config, "{\"backend\": \"%s\"}", backend);
     const char *model = rl_make_model(ARCH_QWEN3_MOE, 1, 0);
     cluster_start(&cluster, model,
                   (const char *const[]){"--data-parallel-size", "2", "--enable-expert-parallel",
-                                        "--weight-transfer-config", config, NULL});
+                                        "--weight-transfer-config", config, "--weight-swap", swap,
+                                        NULL});
     lst = rl_open(&cluster);
     return model;
 }
@@ -114,7 +117,7 @@ static void expect_no_segment(void)
 
 START_TEST(shm_update)
 {
-    start("shm");
+    start("shm", swaps[_i]);
     const char *second = rl_make_model(ARCH_QWEN3_MOE, 2, 0);
     const char *third = rl_make_model(ARCH_QWEN3_MOE, 3, 0);
     lst_good(lst_init_shm(lst, NULL));
@@ -179,7 +182,7 @@ static bool nothing_mapped(void *ctx)
 
 START_TEST(shm_trainer_killed_in_the_middle)
 {
-    start("shm");
+    start("shm", "inplace");
     const char *second = rl_make_model(ARCH_QWEN3_MOE, 2, 0);
     pid_t pid = fork();
     ck_assert_int_ge(pid, 0);
@@ -241,7 +244,7 @@ static const char *maimed(const char *model)
 /* prime-rl's calls, on a cluster whose own engine is tcp and goes on afterwards. */
 START_TEST(weight_dir_is_a_whole_session)
 {
-    const char *first = start("tcp");
+    const char *first = start("tcp", swaps[_i]);
     const char *second = rl_make_model(ARCH_QWEN3_MOE, 2, 0);
     const char *broken = maimed(second);
     lst_good(lst_init_tcp(lst, NULL));
@@ -281,7 +284,7 @@ END_TEST
 /* The four calls, with disk configured. */
 START_TEST(disk_engine_by_steps)
 {
-    start("disk");
+    start("disk", swaps[_i]);
     const char *second = rl_make_model(ARCH_QWEN3_MOE, 2, 0);
     char body[1024];
     snprintf(body, sizeof body, "{\"update_info\": {\"path\": \"%s\"}}", second);
@@ -307,10 +310,10 @@ Suite *test_suite(void)
     Suite *s = suite_create("transfer_engines");
     TCase *tc = tcase_create("transfer_engines");
     tcase_set_timeout(tc, 120);
-    tcase_add_test(tc, shm_update);
+    tcase_add_loop_test(tc, shm_update, 0, LK_ARRAY_LEN(swaps));
     tcase_add_test(tc, shm_trainer_killed_in_the_middle);
-    tcase_add_test(tc, weight_dir_is_a_whole_session);
-    tcase_add_test(tc, disk_engine_by_steps);
+    tcase_add_loop_test(tc, weight_dir_is_a_whole_session, 0, LK_ARRAY_LEN(swaps));
+    tcase_add_loop_test(tc, disk_engine_by_steps, 0, LK_ARRAY_LEN(swaps));
     suite_add_tcase(s, tc);
     return s;
 }
