@@ -18,9 +18,11 @@ typedef struct entry {
 } entry_t;
 
 typedef struct {
-    entry_t *head; /* open requests */
-    char *dead;    /* why, or NULL */
-    bool named;    /* scratch of on_stats */
+    entry_t *head;                        /* open requests */
+    char *dead;                           /* why, or NULL */
+    uint64_t dead_epoch;                  /* of the group when it died */
+    uint64_t here_generation, here_epoch; /* of its newest HERE */
+    uint64_t left_epoch;                  /* the newest group epoch that it says it left */
     bool reported;
     msg_load_t load; /* newest report; its weight_version is: */
     char version[320];
@@ -36,6 +38,8 @@ struct engine_client {
     entry_t **buckets;
     size_t n_buckets, n_requests;
     uint64_t next_handle;
+    char *closed; /* why control calls, in lockstep also requests, are refused until the group is
+                     formed anew; or NULL */
     rank_t ranks[ROUTER_MAX_RANKS];
 };
 
@@ -50,6 +54,7 @@ engine_client_t *engine_client_new(const engine_client_config_t *config,
     self->config = *config;
     self->ops = *ops;
     self->info.n_ranks = config->n_ranks;
+    self->info.lockstep = config->expert_parallel;
     self->n_buckets = 1024;
     self->buckets = calloc(self->n_buckets, sizeof self->buckets[0]);
     self->stream = cmd_stream_new(&self->config, &self->ops);
@@ -78,6 +83,7 @@ void engine_client_destroy(engine_client_t **self_p)
         }
         free(self->ranks[r].dead);
     }
+    free(self->closed);
     free(self->buckets);
     cmd_stream_destroy(&self->stream);
     utility_calls_destroy(&self->utilities);
@@ -178,12 +184,8 @@ lk_status_t engine_client_add(engine_client_t *self, const engine_request_t *req
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "%zu requests are open, which is the limit",
                             self->n_requests);
     }
-    if (self->config.expert_parallel && self->info.n_dead > 0) {
-        for (uint32_t r = 0; r < self->config.n_ranks; r++) {
-            if (self->ranks[r].dead != NULL) {
-                return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", self->ranks[r].dead);
-            }
-        }
+    if (self->info.lockstep && self->closed != NULL) {
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", self->closed);
     }
     entry_t *e = calloc(1, sizeof *e);
     if (e == NULL) {
@@ -284,7 +286,56 @@ static void fail_requests(engine_client_t *self, uint32_t rank, const char *why)
     }
 }
 
-/* ---- life and death of engines ---- */
+/* ---- group epochs: F of docs/MEMBERSHIP.md ---- */
+
+/* Until the next epoch serves. What is open and can't end any more is answered with `why`. */
+static void close_group(engine_client_t *self, const char *why)
+{
+    if (self->closed == NULL) {
+        self->closed = strdup(why);
+        CHECKF(self->closed != NULL, "out of memory");
+    }
+    self->info.closed = true;
+    /* Control calls need every rank; what they wait for won't come. */
+    cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE, self->closed);
+    for (uint32_t r = 0; r < self->config.n_ranks && self->info.lockstep; r++) {
+        fail_requests(self, r, self->closed);
+    }
+}
+
+static bool is_whole(const engine_client_t *self)
+{
+    bool whole = self->info.serving && self->info.group_epoch > 0;
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        const rank_t *rank = &self->ranks[r];
+        whole = whole && rank->dead == NULL && rank->here_epoch == self->info.group_epoch;
+    }
+    return whole;
+}
+
+static void open_if_whole(engine_client_t *self)
+{
+    self->info.whole = is_whole(self);
+    if (self->info.whole) {
+        free(self->closed);
+        self->closed = NULL;
+        self->info.closed = false;
+    }
+}
+
+static void follow_epoch(engine_client_t *self, uint64_t epoch)
+{
+    if (epoch <= self->info.group_epoch) {
+        return;
+    }
+    bool first = self->info.group_epoch == 0;
+    self->info.group_epoch = epoch;
+    self->info.serving = false;
+    if (!first) {
+        close_group(self, "the group of engines is being formed anew; try again");
+    }
+    cmd_stream_set_group_epoch(self->stream, epoch);
+}
 
 static void set_dead(engine_client_t *self, uint32_t rank, const char *why)
 {
@@ -292,23 +343,20 @@ static void set_dead(engine_client_t *self, uint32_t rank, const char *why)
         return;
     }
     char text[512];
-    if (strncmp(why, "engine ", 7) == 0) {
+    bool named = strncmp(why, "engine ", 7) == 0;
+    if (named) {
         snprintf(text, sizeof text, "%s", why);
     } else {
         snprintf(text, sizeof text, "engine %u: %s", rank, why[0] != '\0' ? why : "died");
     }
     self->ranks[rank].dead = strdup(text);
     CHECKF(self->ranks[rank].dead != NULL, "out of memory");
+    self->ranks[rank].dead_epoch = self->info.group_epoch;
     self->info.n_dead++;
     router_set_dead(&self->router, rank, true);
-    /* Control calls need every rank; what they wait for won't come. */
-    cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE, text);
     utility_calls_on_dead(self->utilities, rank, text);
-    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
-        if (r == rank || self->config.expert_parallel) {
-            fail_requests(self, r, text);
-        }
-    }
+    close_group(self, text);
+    fail_requests(self, rank, text);
 }
 
 static void set_alive(engine_client_t *self, uint32_t rank)
@@ -319,6 +367,60 @@ static void set_alive(engine_client_t *self, uint32_t rank)
         self->info.n_dead--;
         router_set_dead(&self->router, rank, false);
     }
+}
+
+/* The rank has entered a group epoch; it may be a new process. */
+static void on_here(engine_client_t *self, const msg_engine_here_t *here)
+{
+    uint32_t r = (uint32_t)here->rank;
+    rank_t *rank = &self->ranks[r];
+    if (here->generation < rank->here_generation || here->group_epoch < rank->here_epoch) {
+        return; /* an older life's */
+    }
+    bool replaced = rank->here_generation != 0 && here->generation > rank->here_generation;
+    rank->here_generation = here->generation;
+    rank->here_epoch = here->group_epoch;
+    follow_epoch(self, here->group_epoch);
+    if (replaced) {
+        char text[64];
+        snprintf(text, sizeof text, "engine %u has ended and was started again", r);
+        utility_calls_on_dead(self->utilities, r, text);
+        fail_requests(self, r, text);
+    }
+    if (here->group_epoch > rank->dead_epoch) {
+        set_alive(self, r);
+    }
+    open_if_whole(self);
+    cmd_stream_on_here(self->stream, r);
+}
+
+/* The rank goes on, but its group epoch is over, usually because another rank is dead. */
+static void on_left(engine_client_t *self, const msg_left_t *left)
+{
+    if (left->group_epoch < self->info.group_epoch) {
+        return;
+    }
+    follow_epoch(self, left->group_epoch);
+    self->info.lockstep = left->lockstep;
+    self->ranks[left->rank].left_epoch = left->group_epoch;
+    char text[512];
+    bool lost = left->lost >= 0 && left->lost < (int64_t)self->config.n_ranks &&
+                self->ranks[left->lost].left_epoch < left->group_epoch;
+    if (lost) {
+        snprintf(text, sizeof text, "engine %u is lost (%s); the group is formed anew, try again",
+                 (unsigned)left->lost, msg_cstr(left->why));
+        set_dead(self, (uint32_t)left->lost, text);
+    } else {
+        snprintf(text, sizeof text,
+                 "engine %llu left the group (%s), which is formed anew; try again",
+                 (unsigned long long)left->rank, msg_cstr(left->why));
+        close_group(self, text);
+    }
+}
+
+const char *engine_client_closed_reason(const engine_client_t *self)
+{
+    return self->closed;
 }
 
 const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank)
@@ -344,19 +446,28 @@ const msg_load_t *engine_client_load(const engine_client_t *self, uint32_t rank)
     return known ? &self->ranks[rank].load : NULL;
 }
 
+/* Ranks that wait for an update refuse requests: the others get them. */
+static void avoid_closed_ranks(engine_client_t *self, const msg_stats_t *stats)
+{
+    for (size_t i = 0; i < stats->loads.count; i++) {
+        const msg_load_t *load = &stats->loads.items[i];
+        if (load->rank < self->config.n_ranks) {
+            router_set_avoided(&self->router, (uint32_t)load->rank,
+                               !self->info.lockstep && (load->gates & GATE_DIRTY));
+        }
+    }
+}
+
 static void on_stats(engine_client_t *self, const msg_stats_t *stats)
 {
     engine_client_info_t *info = &self->info;
-    if (stats->group_epoch != info->group_epoch) {
-        bool first = info->group_epoch == 0;
-        info->group_epoch = stats->group_epoch;
-        if (!first) {
-            cmd_stream_restart(self->stream, LK_ERR_UNAVAILABLE,
-                               "the group of engines was formed anew; try again");
-        }
-        cmd_stream_set_group_epoch(self->stream, stats->group_epoch);
+    if (stats->group_epoch < info->group_epoch) {
+        return;
     }
+    follow_epoch(self, stats->group_epoch);
+    bool served = info->serving;
     info->serving = stats->serving;
+    info->lockstep = stats->serving ? stats->lockstep : info->lockstep;
     info->run = stats->run;
     info->paused = stats->paused;
     info->wave = stats->wave;
@@ -371,23 +482,21 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
         keep_load(self, l);
         router_report(&self->router, l->rank, l->waiting, l->running, l->kv_usage);
     }
-    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
-        self->ranks[r].named = false;
-    }
     for (size_t i = 0; i < stats->dead.count; i++) {
         const char *text = msg_cstr(stats->dead.items[i].text);
         unsigned rank;
         if (sscanf(text, "engine %u", &rank) == 1 && rank < self->config.n_ranks) {
-            self->ranks[rank].named = true;
             set_dead(self, rank, text);
         }
     }
-    /* Only the coordinator says that a rank is back: ENGINE_DEAD is an engine's last word. */
-    for (uint32_t r = 0; r < self->config.n_ranks && stats->serving; r++) {
-        if (!self->ranks[r].named) {
-            set_alive(self, r);
-        }
+    if (served && !stats->serving) {
+        char text[512];
+        snprintf(text, sizeof text, "%s; the group is formed anew, try again",
+                 stats->why.len > 0 ? msg_cstr(stats->why) : "an engine is lost");
+        close_group(self, text);
     }
+    avoid_closed_ranks(self, stats);
+    open_if_whole(self);
 }
 
 void engine_client_info(const engine_client_t *self, engine_client_info_t *out)
@@ -413,9 +522,14 @@ static bool dispatch(engine_client_t *self, const msg_t *msg)
                utility_calls_on_reply(self->utilities, &msg->utility_reply);
     case MSG_ENGINE_HERE:
         if (msg->engine_here.rank < n) {
-            cmd_stream_on_here(self->stream, (uint32_t)msg->engine_here.rank);
+            on_here(self, &msg->engine_here);
         }
         return msg->engine_here.rank < n;
+    case MSG_LEFT:
+        if (msg->left.rank < n) {
+            on_left(self, &msg->left);
+        }
+        return msg->left.rank < n;
     case MSG_ENGINE_DEAD:
         if (msg->engine_dead.rank < n) {
             set_dead(self, (uint32_t)msg->engine_dead.rank, msg_cstr(msg->engine_dead.why));
@@ -456,9 +570,7 @@ void engine_client_end_calls(engine_client_t *self, const char *why)
 static bool refuse(engine_client_t *self, engine_result_fn fn, void *ctx)
 {
     engine_result_t result = {LK_OK, NULL, 0, NULL};
-    for (uint32_t r = 0; r < self->config.n_ranks && result.text == NULL; r++) {
-        result.text = self->ranks[r].dead;
-    }
+    result.text = self->closed;
     if (result.text == NULL && cmd_stream_num_open(self->stream) >= ENGINE_CLIENT_MAX_CALLS) {
         result.text = "too many control calls are open";
     }

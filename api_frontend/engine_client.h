@@ -32,7 +32,7 @@ typedef struct {
     uint32_t client, n_clients; /* front end index, and how many there are */
     uint32_t n_ranks;
     bool shadow;                  /* --weight-swap shadow: see update_verb_beside */
-    bool expert_parallel;         /* a dead rank ends the requests of all ranks */
+    bool expert_parallel;         /* until STATS says: a dead rank ends the requests of all */
     uint64_t generation;          /* higher than any earlier life's */
     uint64_t control_timeout_ns;  /* default deadline of control calls and utilities */
     uint64_t transfer_timeout_ns; /* backstop of INIT and UPDATE, whose real deadline (no progress)
@@ -124,7 +124,10 @@ void engine_client_end_calls(engine_client_t *self, const char *why);
 /* ---- what is known of the group ---- */
 
 typedef struct {
-    bool serving; /* the coordinator's word: every engine is READY */
+    bool serving;  /* the coordinator's word: every engine is READY in group_epoch */
+    bool whole;    /* and every one of them was HERE in it */
+    bool closed;   /* the last epoch broke: engine_client_closed_reason */
+    bool lockstep; /* a rank's death ends the requests of all */
     bool run, paused;
     uint64_t group_epoch, wave, round;
     uint64_t gates; /* GATE_*: of any rank */
@@ -136,6 +139,9 @@ typedef struct {
 void engine_client_info(const engine_client_t *self, engine_client_info_t *out);
 /* The rank's newest report, or NULL when there is none yet. Valid until the next message. */
 const msg_load_t *engine_client_load(const engine_client_t *self, uint32_t rank);
+/* Why control calls, in lockstep also requests, are refused until the group is formed anew; or
+ * NULL. Valid until the next call. */
+const char *engine_client_closed_reason(const engine_client_t *self);
 /* Why the rank is dead, or NULL. Valid until the next call. */
 const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank);
 

@@ -186,6 +186,16 @@ static lk_status_t make_client(frontend_t *self, const msg_init_t *init, lk_erro
     return LK_OK;
 }
 
+static lk_status_t say_hello(frontend_t *self, lk_error_t *err);
+
+static lk_status_t say_ready(frontend_t *self, lk_error_t *err)
+{
+    msg_t ready = {.type = MSG_READY};
+    ready.ready.role = MSG_ROLE_FRONTEND;
+    ready.ready.rank = self->config->frontend_index;
+    return send_to(self, PORT_HANDSHAKE, NULL, &ready, err);
+}
+
 static lk_status_t on_init(frontend_t *self, const msg_init_t *init, lk_error_t *err)
 {
     if (init->error.len > 0) {
@@ -202,12 +212,18 @@ static lk_status_t on_init(frontend_t *self, const msg_init_t *init, lk_error_t 
     watch_port(self, PORT_OUTPUT);
     LK_RETURN_IF_ERROR(
         open_port(self, PORT_STATS, PORT_SUB, false, msg_cstr(init->stats_address), "stats", err));
-    msg_t ready = {.type = MSG_READY};
-    ready.ready.role = MSG_ROLE_FRONTEND;
-    ready.ready.rank = self->config->frontend_index;
-    LK_RETURN_IF_ERROR(send_to(self, PORT_HANDSHAKE, NULL, &ready, err));
+    LK_RETURN_IF_ERROR(say_ready(self, err));
     self->state = WAIT_SERVING;
     return LK_OK;
+}
+
+/* A later life of the coordinator does not know us. */
+static void answer_rollcall(frontend_t *self)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (say_hello(self, &err) != LK_OK || say_ready(self, &err) != LK_OK) {
+        LK_WARN("no answer to the coordinator's roll call: %s", err.text); /* it calls again */
+    }
 }
 
 static void open_http(frontend_t *self)
@@ -254,11 +270,17 @@ static void on_msg(frontend_t *self, int which, const msg_t *msg, const port_pee
         }
         return;
     }
+    if (msg->type == MSG_ROLLCALL && (which == PORT_STATS)) {
+        answer_rollcall(self);
+        return;
+    }
     if (which == PORT_INPUT && msg->type == MSG_ENGINE_HERE) {
         on_here(self, &msg->engine_here, peer);
     }
     engine_client_on_msg(self->client, msg);
-    if (msg->type == MSG_STATS && self->state == WAIT_SERVING && msg->stats.serving) {
+    engine_client_info_t info;
+    engine_client_info(self->client, &info);
+    if (self->state == WAIT_SERVING && info.whole) {
         open_http(self);
     }
 }
@@ -341,6 +363,9 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
             msg_t msg = {.type = MSG_HEARTBEAT};
             msg.heartbeat = (msg_heartbeat_t){MSG_ROLE_FRONTEND, self->config->frontend_index};
             (void)!send_coordinator(self, &msg, NULL); /* the next one is as good */
+            if (self->deps.on_beat != NULL && self->http != NULL) {
+                self->deps.on_beat(self->deps.ctx);
+            }
         }
     }
     if (self->state == DRAINING && (self->api.n_completions == 0 || now >= self->deadline_ns)) {

@@ -21,6 +21,8 @@ typedef struct {
                              const char *what, lk_port_t **out, lk_error_t *err);
     /* Once: HTTP is open; text is "http://HOST:PORT trainer ADDRESS". */
     void (*on_ready)(void *ctx, const char *text);
+    /* (optional) With every heartbeat, once it is ready: the loop turns. */
+    void (*on_beat)(void *ctx);
     /* Once, when there is nothing more to do: err->status is LK_OK after a stop that was asked for.
      * The owner ends the loop and destroys the front end. */
     void (*on_end)(void *ctx, const lk_error_t *err);

@@ -21,6 +21,9 @@ static const char *state_name(const engine_client_info_t *info)
     if (info->n_dead > 0) {
         return "dead";
     }
+    if (info->closed) {
+        return "forming";
+    }
     if (!info->serving) {
         return "starting";
     }
@@ -54,15 +57,16 @@ void api_handle_health(api_t *api, api_call_t *call)
     engine_client_info_t info;
     engine_client_info(api->client, &info);
     const char *state = api->draining ? "draining" : state_name(&info);
-    if (info.n_dead == 0) {
+    if (info.n_dead == 0 && !(info.closed && info.lockstep)) {
         api_call_ok(call, json_pack("{s:s,s:s}", "status", "ok", "state", state));
         return;
     }
     json_t *dead = dead_list(api, info.n_ranks);
-    json_t *reply =
-        json_pack("{s:s,s:s,s:o,s:{s:s,s:s,s:n,s:i}}", "status", "unhealthy", "state", state,
-                  "dead", dead, "error", "message", json_string_value(json_array_get(dead, 0)),
-                  "type", "Service Unavailable", "param", "code", 503);
+    const char *why = json_string_value(json_array_get(dead, 0));
+    why = why != NULL ? why : engine_client_closed_reason(api->client);
+    json_t *reply = json_pack("{s:s,s:s,s:o,s:{s:s,s:s,s:n,s:i}}", "status", "unhealthy", "state",
+                              state, "dead", dead, "error", "message", why, "type",
+                              "Service Unavailable", "param", "code", 503);
     char *text = reply != NULL ? json_dumps(reply, JSON_COMPACT) : NULL;
     json_decref(reply);
     if (text == NULL) {

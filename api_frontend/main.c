@@ -33,6 +33,11 @@ static void on_ready(void *ctx, const char *text)
     spawn_child_report(&((app_t *)ctx)->status_fd, true, text);
 }
 
+static void on_beat(void *ctx)
+{
+    spawn_child_beat(((app_t *)ctx)->status_fd, false);
+}
+
 static void on_end(void *ctx, const lk_error_t *err)
 {
     app_t *app = ctx;
@@ -83,6 +88,7 @@ static lk_status_t run(app_t *app, const lk_config_t *config, int parent_fd, lk_
         .ctx = app,
         .open_port = open_port,
         .on_ready = on_ready,
+        .on_beat = on_beat,
         .on_end = on_end,
     };
     status = frontend_new(config, &deps, &app->frontend, err);

@@ -32,6 +32,17 @@ void router_set_dead(router_t *self, uint32_t rank, bool dead)
     self->ranks[rank].dead = dead;
 }
 
+void router_set_avoided(router_t *self, uint32_t rank, bool avoided)
+{
+    CHECK(rank < self->n_ranks);
+    self->ranks[rank].avoided = avoided;
+}
+
+static bool is_out(const router_rank_t *r)
+{
+    return r->dead || r->avoided;
+}
+
 static double load_of(const router_t *self, const router_rank_t *r)
 {
     double mine = (double)self->n_clients * (double)r->in_flight;
@@ -67,7 +78,7 @@ static uint32_t best_by_session(const router_t *self, uint64_t session)
     double total = 0;
     uint32_t alive = 0;
     for (uint32_t r = 0; r < self->n_ranks; r++) {
-        if (!self->ranks[r].dead) {
+        if (!is_out(&self->ranks[r])) {
             total += load_of(self, &self->ranks[r]);
             alive++;
         }
@@ -79,7 +90,7 @@ static uint32_t best_by_session(const router_t *self, uint64_t session)
         const router_rank_t *rank = &self->ranks[r];
         uint64_t hash = lk_hash64(&r, sizeof r, session);
         /* somebody is at or below the mean, so one is always left */
-        if (!rank->dead && load_of(self, rank) <= limit &&
+        if (!is_out(rank) && load_of(self, rank) <= limit &&
             (best == UINT32_MAX || hash > best_hash)) {
             best = r;
             best_hash = hash;
@@ -97,7 +108,7 @@ static uint32_t best_by_score(router_t *self)
         uint32_t r = next;
         next =
             r + 1 < self->n_ranks ? r + 1 : 0; /* a division per rank would be the longest part */
-        if (self->ranks[r].dead) {
+        if (is_out(&self->ranks[r])) {
             continue;
         }
         double s = score(self, &self->ranks[r]);
@@ -125,6 +136,12 @@ lk_status_t router_pick(router_t *self, int64_t pin, uint64_t session, uint32_t 
         return take(self, (uint32_t)pin, rank);
     }
     uint32_t best = session != 0 ? best_by_session(self, session) : best_by_score(self);
+    if (best == UINT32_MAX) { /* better a refusal with its reason than none */
+        for (uint32_t r = 0; r < self->n_ranks; r++) {
+            self->ranks[r].avoided = false;
+        }
+        best = best_by_score(self);
+    }
     if (best == UINT32_MAX) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "every engine is dead");
     }

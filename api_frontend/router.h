@@ -27,6 +27,7 @@ typedef struct {
     uint64_t waiting, running;
     double kv_usage; /* 0 to 1 */
     bool dead;
+    bool avoided; /* it refuses requests for now */
 } router_rank_t;
 
 typedef struct {
@@ -40,6 +41,8 @@ void router_init(router_t *self, uint32_t n_ranks, uint32_t client, uint32_t n_c
 void router_report(router_t *self, uint64_t rank, uint64_t waiting, uint64_t running,
                    double kv_usage);
 void router_set_dead(router_t *self, uint32_t rank, bool dead);
+/* An avoided rank gets requests only if they name it, or if there is no other. */
+void router_set_avoided(router_t *self, uint32_t rank, bool avoided);
 /* The hash of a session's name; never 0. */
 uint64_t router_session(const char *name, size_t len);
 /* pin >= 0: that rank. Else by session, or by score when session is 0. LK_ERR_INVALID for a pin

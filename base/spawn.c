@@ -200,17 +200,62 @@ lk_status_t spawn_ready(spawn_t *self, const char **text, lk_error_t *err)
         if (c == '\n') {
             self->line[self->line_len] = '\0';
             self->ready = true;
-            close_fd(&self->status_fd);
         } else if (self->line_len + 1 < sizeof self->line) {
             self->line[self->line_len++] = c;
         }
     }
     if (strncmp(self->line, "ready ", 6) != 0) {
+        close_fd(&self->status_fd);
         bool error = strncmp(self->line, "error ", 6) == 0;
         return lk_error_set(err, LK_ERR_PEER, "%s: %s", self->name, self->line + (error ? 6 : 0));
     }
     *text = self->line + 6;
     return LK_OK;
+}
+
+/* A line after the first: empty for a beat. */
+static void take_line(spawn_t *self, bool *patience)
+{
+    char *line = self->last;
+    line[self->last_len] = '\0';
+    if (strcmp(line, "patience") == 0) {
+        *patience = true;
+    }
+    bool error = strncmp(line, "error ", 6) == 0;
+    memmove(line, line + (error ? 6 : self->last_len),
+            self->last_len + 1 - (error ? 6 : self->last_len));
+    self->last_len = error ? sizeof self->last : 0; /* the last word: nothing more is taken */
+}
+
+size_t spawn_beats(spawn_t *self, bool *patience)
+{
+    char bytes[256];
+    size_t beats = 0;
+    *patience = false;
+    while (self->ready && self->status_fd >= 0) {
+        ssize_t n = read(self->status_fd, bytes, sizeof bytes);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n == 0 || (n < 0 && errno != EAGAIN)) {
+            close_fd(&self->status_fd);
+        }
+        if (n <= 0) {
+            break;
+        }
+        for (ssize_t i = 0; i < n; i++) {
+            beats += bytes[i] == '\n';
+            if (self->last_len == sizeof self->last) {
+                continue;
+            }
+            if (bytes[i] == '\n') {
+                take_line(self, patience);
+            } else if (self->last_len + 1 < sizeof self->last) {
+                self->last[self->last_len++] = bytes[i];
+            }
+        }
+    }
+    return beats;
 }
 
 lk_status_t spawn_reap(spawn_t *self, lk_error_t *err)
@@ -306,5 +351,18 @@ void spawn_child_report(int *status_fd, bool ready, const char *text)
     ssize_t sent = send(*status_fd, line, n, MSG_NOSIGNAL);
     CHECKF(sent == (ssize_t)n || (sent < 0 && (errno == EPIPE || errno == ECONNRESET)),
            "status line: %s", strerror(errno));
-    close_fd(status_fd);
+    if (!ready) {
+        close_fd(status_fd);
+    }
+}
+
+void spawn_child_beat(int status_fd, bool patience)
+{
+    const char *line = patience ? "patience\n" : "\n";
+    if (status_fd >= 0) {
+        /* full: the launcher sleeps, and finds enough when it wakes; gone: the loop says so */
+        ssize_t sent = send(status_fd, line, strlen(line), MSG_NOSIGNAL | MSG_DONTWAIT);
+        CHECKF(sent > 0 || errno == EAGAIN || errno == EPIPE || errno == ECONNRESET, "beat: %s",
+               strerror(errno));
+    }
 }

@@ -3,8 +3,10 @@
  *
  * The child inherits two descriptors and no other but 0 to 2: LK_PARENT_FD, the read end of a pipe
  * whose other end only the launcher holds (end of file: the launcher is gone; loop_watch_parent),
- * and LK_STATUS_FD, on which it writes one line, "ready TEXT" or "error TEXT". PR_SET_PDEATHSIG is
- * the second belt; it follows the *thread* that spawned, so spawn from the main thread.
+ * and LK_STATUS_FD, on which it writes one line, "ready TEXT" or "error TEXT". After "ready" it
+ * goes on with beats, which say that it is alive, and at last perhaps "error TEXT", why it ends.
+ * PR_SET_PDEATHSIG is the second belt; it follows the *thread* that spawned, so spawn from the main
+ * thread.
  */
 #ifndef LK_BASE_SPAWN_H
 #define LK_BASE_SPAWN_H
@@ -34,6 +36,8 @@ typedef struct {
     int wait_status;
     size_t line_len;
     char line[SPAWN_LINE_MAX];
+    size_t last_len;
+    char last[SPAWN_LINE_MAX]; /* why it ends, if it said so after it was ready; else "" */
 } spawn_t;
 
 #define SPAWN_INIT ((spawn_t){.parent_fd = -1, .status_fd = -1, .pid_fd = -1})
@@ -43,6 +47,9 @@ LK_MUST_USE lk_status_t spawn_start(const spawn_spec_t *spec, spawn_t *out, lk_e
 /* INPROGRESS until the child's line is there. OK: *text (valid while self lives) is what followed
  * "ready". LK_ERR_PEER with its text when it reported an error or ended without a line. */
 LK_MUST_USE lk_status_t spawn_ready(spawn_t *self, const char **text, lk_error_t *err);
+/* How often a child that is ready was heard since the last call; never waits. *patience: it said
+ * that something long begins, so that nothing may be heard of it for a while. */
+size_t spawn_beats(spawn_t *self, bool *patience);
 /* INPROGRESS while it runs, OK once it has ended (wait_status). Never waits, needs no SIGCHLD. */
 LK_MUST_USE lk_status_t spawn_reap(spawn_t *self, lk_error_t *err);
 /* "runs", "exit code 3", "killed by signal 9 (Killed)" */
@@ -59,8 +66,11 @@ void spawn_fini(spawn_t *self);
  * not given: the program was started by hand. LK_ERR_INVALID names a variable that is no open
  * descriptor. */
 LK_MUST_USE lk_status_t spawn_child_fds(int *parent_fd, int *status_fd, lk_error_t *err);
-/* Writes the line and closes *status_fd (-1: nothing happens). Line breaks become blanks. Catch
- * signals first: whoever reads "ready" may send one. */
+/* Writes the line; an error closes *status_fd (-1: nothing happens). Line breaks become blanks.
+ * Catch signals first: whoever reads "ready" may send one. */
 void spawn_child_report(int *status_fd, bool ready, const char *text);
+/* Says that this process is alive; patience: but may be silent for long from now on. Never waits.
+ */
+void spawn_child_beat(int status_fd, bool patience);
 
 #endif

@@ -10,14 +10,18 @@
  * period whatever the ranks send. Changes of wave, pause, health go out at once. */
 #define STATS_PERIOD_NS (100 * LK_MS_NS)
 
+#define ROLLCALL_NS (200 * LK_MS_NS)
+
 struct coordinator {
     coordinator_config_t config;
     engine_registry_t *registry;
-    uint64_t started_ns;
-    bool inited, serving;
+    membership_t *membership;
+    uint64_t started_ns, stepped_ns, rollcall_ns;
+    bool served; /* every engine was READY at least once */
     lk_status_t failed;
     lk_error_t failure;
     /* newest group report; a cache */
+    uint64_t group_epoch;
     uint64_t round, wave, epoch;
     bool run, paused, any_group;
     /* publication */
@@ -27,40 +31,11 @@ struct coordinator {
     uint64_t sequence;
 };
 
-coordinator_t *coordinator_new(const coordinator_config_t *config)
-{
-    coordinator_t *self = calloc(1, sizeof *self);
-    if (self == NULL) {
-        return NULL;
-    }
-    self->config = *config;
-    self->started_ns = lk_env_now_ns(config->env);
-    self->registry = engine_registry_new(config->dp_size, config->n_frontends, config->config_hash);
-    if (self->registry == NULL) {
-        coordinator_destroy(&self);
-    }
-    return self;
-}
-
-void coordinator_destroy(coordinator_t **self_p)
-{
-    if (self_p != NULL && *self_p != NULL) {
-        engine_registry_destroy(&(*self_p)->registry);
-        free(*self_p);
-        *self_p = NULL;
-    }
-}
-
-bool coordinator_serving(const coordinator_t *self)
-{
-    return self->serving;
-}
-
 static msg_t message(coordinator_t *self, msg_type_t type)
 {
     msg_t msg = {.type = type,
                  .sender_role = MSG_ROLE_COORDINATOR,
-                 .generation = 1,
+                 .generation = LK_MAX(self->config.life, 1u),
                  .sequence = ++self->sequence};
     return msg;
 }
@@ -73,9 +48,20 @@ static void fail(coordinator_t *self, lk_status_t status, const char *text)
     }
 }
 
-/* Everybody has said HELLO: tell everybody where everybody is. */
-static void send_inits(coordinator_t *self)
+/* What was cached of an older epoch's group says nothing about the new one. */
+static void forget_group(coordinator_t *self, uint64_t epoch)
 {
+    if (self->group_epoch != epoch) {
+        self->group_epoch = epoch;
+        self->any_group = self->run = self->paused = false;
+        self->round = self->wave = self->epoch = 0;
+    }
+}
+
+/* Tells a member where everybody is. */
+static void send_init(void *ctx, const member_t *to)
+{
+    coordinator_t *self = ctx;
     const coordinator_config_t *c = &self->config;
     msg_name_t *names = calloc(2 * (size_t)c->n_frontends + c->dp_size, sizeof *names);
     if (names == NULL) {
@@ -94,7 +80,7 @@ static void send_inits(coordinator_t *self)
         }
     }
     msg_t msg = message(self, MSG_INIT);
-    msg.init = (msg_init_t){.group_epoch = 1,
+    msg.init = (msg_init_t){.group_epoch = membership_epoch(self->membership),
                             .dp_size = c->dp_size,
                             .n_frontends = c->n_frontends,
                             .inputs = {inputs, c->n_frontends},
@@ -102,31 +88,94 @@ static void send_inits(coordinator_t *self)
                             .mesh = {mesh, c->dp_size},
                             .events_address = msg_str(c->events_address),
                             .stats_address = msg_str(c->stats_address),
-                            .wave_address = msg_str(c->wave_address)};
-    for (size_t i = 0; i < engine_registry_count(self->registry); i++) {
-        member_t *m = engine_registry_at(self->registry, i);
-        m->state = MEMBER_INITED;
-        c->host.reply(c->host.ctx, m->role, m->rank, &msg);
-    }
+                            .wave_address = msg_str(c->wave_address),
+                            .weight_floor = membership_weight_floor(self->membership)};
+    c->host.reply(c->host.ctx, to->role, to->rank, to->generation, &msg);
     free(names);
-    self->inited = true;
+    if (to->role == MSG_ROLE_ENGINE) {
+        forget_group(self, msg.init.group_epoch);
+    }
+}
+
+static void send_dissolve(void *ctx, uint64_t epoch, int64_t lost, const char *why)
+{
+    coordinator_t *self = ctx;
+    const coordinator_config_t *c = &self->config;
+    msg_t msg = message(self, MSG_DISSOLVE);
+    msg.dissolve = (msg_dissolve_t){.group_epoch = epoch, .lost = lost, .why = msg_str(why)};
+    for (uint32_t r = 0; r < c->dp_size; r++) {
+        const member_t *m = engine_registry_find(self->registry, MSG_ROLE_ENGINE, r);
+        if (m->generation != 0) {
+            c->host.reply(c->host.ctx, MSG_ROLE_ENGINE, r, m->generation, &msg);
+        }
+    }
+    self->urgent = true;
+}
+
+coordinator_t *coordinator_new(const coordinator_config_t *config)
+{
+    coordinator_t *self = calloc(1, sizeof *self);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->config = *config;
+    self->started_ns = lk_env_now_ns(config->env);
+    self->stepped_ns = self->started_ns;
+    self->registry = engine_registry_new(config->dp_size, config->n_frontends, config->config_hash);
+    if (self->registry != NULL) {
+        membership_ops_t ops = {self, send_init, send_dissolve};
+        self->membership = membership_new(self->registry, &ops);
+    }
+    if (self->membership == NULL) {
+        coordinator_destroy(&self);
+    }
+    return self;
+}
+
+void coordinator_destroy(coordinator_t **self_p)
+{
+    if (self_p != NULL && *self_p != NULL) {
+        membership_destroy(&(*self_p)->membership);
+        engine_registry_destroy(&(*self_p)->registry);
+        free(*self_p);
+        *self_p = NULL;
+    }
+}
+
+bool coordinator_serving(const coordinator_t *self)
+{
+    return self->failed == LK_OK && membership_state(self->membership) == MEMBERSHIP_SERVING;
 }
 
 static void on_hello(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
 {
     lk_error_t err = LK_ERROR_INIT;
-    if (engine_registry_hello(self->registry, msg, now_ns, &err) != LK_OK) {
+    if (membership_hello(self->membership, msg, now_ns, &err) != LK_OK) {
         LK_WARN("handshake refused: %s", err.text);
         msg_t reply = message(self, MSG_INIT);
         reply.init.error = msg_str(err.text);
         self->config.host.reply(self->config.host.ctx, (uint32_t)msg->hello.role,
-                                (uint32_t)msg->hello.rank, &reply);
-        return;
+                                (uint32_t)msg->hello.rank, msg->generation, &reply);
     }
-    if (!self->inited && engine_registry_all(self->registry, MSG_ROLE_ENGINE, MEMBER_HELLO) &&
-        engine_registry_all(self->registry, MSG_ROLE_FRONTEND, MEMBER_HELLO)) {
-        send_inits(self);
+    self->urgent = true;
+}
+
+/* At the start all ranks must have loaded the same; later the ranks compare by themselves. */
+static bool check_digests(coordinator_t *self)
+{
+    const member_t *first = engine_registry_at(self->registry, 0);
+    for (uint32_t r = 1; r < self->config.dp_size; r++) {
+        const member_t *m = engine_registry_at(self->registry, r);
+        if (strcmp(m->digest, first->digest) != 0) {
+            lk_error_t err = LK_ERROR_INIT;
+            lk_error_set(&err, LK_ERR_STATE,
+                         "engine %u loaded other weights than engine 0 (digest %s, not %s)", r,
+                         m->digest, first->digest);
+            fail(self, LK_ERR_STATE, err.text);
+            return false;
+        }
     }
+    return true;
 }
 
 static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
@@ -139,25 +188,19 @@ static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
         fail(self, LK_ERR_UNAVAILABLE, err.text);
         return;
     }
-    if (engine_registry_ready(self->registry, msg, now_ns, &err) != LK_OK) {
+    bool before = coordinator_serving(self);
+    if (membership_ready(self->membership, msg, now_ns, &err) != LK_OK) {
         LK_WARN("%s", err.text);
         self->dropped++;
         return;
     }
-    if (!self->serving && engine_registry_all(self->registry, MSG_ROLE_ENGINE, MEMBER_READY)) {
-        const member_t *first = engine_registry_at(self->registry, 0);
-        for (uint32_t r = 1; r < self->config.dp_size; r++) {
-            const member_t *m = engine_registry_at(self->registry, r);
-            if (strcmp(m->digest, first->digest) != 0) {
-                lk_error_set(&err, LK_ERR_STATE,
-                             "engine %u loaded other weights than engine 0 (digest %s, not %s)", r,
-                             m->digest, first->digest);
-                fail(self, LK_ERR_STATE, err.text);
-                return;
-            }
+    if (!before && coordinator_serving(self)) {
+        if (!self->served && membership_epoch(self->membership) == 1 && !check_digests(self)) {
+            return;
         }
-        self->serving = true;
-        LK_INFO("all %u engines are ready, weights %s", self->config.dp_size, first->digest);
+        self->served = true;
+        LK_INFO("all %u engines are in group epoch %llu", self->config.dp_size,
+                (unsigned long long)membership_epoch(self->membership));
     }
     self->urgent = true;
 }
@@ -165,14 +208,17 @@ static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
 static void start(coordinator_t *self, uint64_t round, uint64_t epoch, uint64_t wave)
 {
     msg_t msg = message(self, MSG_START_DP_WAVE);
-    msg.start_dp_wave =
-        (msg_start_dp_wave_t){.round = round, .epoch = epoch, .wave = wave, .has_round = true};
+    msg.start_dp_wave = (msg_start_dp_wave_t){.round = round,
+                                              .epoch = epoch,
+                                              .wave = wave,
+                                              .has_round = true,
+                                              .group_epoch = membership_epoch(self->membership)};
     self->config.host.wave(self->config.host.ctx, &msg);
 }
 
 static void on_group(coordinator_t *self, const msg_group_t *g)
 {
-    if (self->any_group && g->round <= self->round) {
+    if (g->group_epoch != self->group_epoch || (self->any_group && g->round <= self->round)) {
         return; /* newest round wins */
     }
     self->urgent |= !self->any_group || g->run != self->run || g->paused != self->paused ||
@@ -197,6 +243,7 @@ static void on_load(coordinator_t *self, const msg_load_t *load)
     m->load = *load;
     snprintf(m->load_version, sizeof m->load_version, "%s", msg_cstr(load->weight_version));
     m->load.weight_version = msg_str(m->load_version);
+    membership_note_weights(self->membership, load->weight_epoch);
     self->changed = true;
     self->urgent |= relabelled;
 }
@@ -204,8 +251,12 @@ static void on_load(coordinator_t *self, const msg_load_t *load)
 void coordinator_on_message(coordinator_t *self, const msg_t *msg)
 {
     uint64_t now_ns = lk_env_now_ns(self->config.env);
-    if (msg->type != MSG_HELLO &&
-        engine_registry_heard(self->registry, msg->sender_role, msg->sender_rank, now_ns)) {
+    bool back = false;
+    if (msg->type != MSG_HELLO && !engine_registry_heard(self->registry, msg, now_ns, &back)) {
+        self->dropped++; /* a stranger's, or of a life that is over */
+        return;
+    }
+    if (back) {
         LK_WARN("%s %u speaks again", member_role_name(msg->sender_role), msg->sender_rank);
         self->urgent = true;
     }
@@ -217,6 +268,9 @@ void coordinator_on_message(coordinator_t *self, const msg_t *msg)
         on_ready(self, msg, now_ns);
         break;
     case MSG_ANNOUNCE:
+        if (msg->announce.group_epoch != self->group_epoch) {
+            break;
+        }
         start(self, msg->announce.round, msg->announce.epoch, msg->announce.wave);
         break;
     case MSG_FIRST_REQ:
@@ -247,7 +301,7 @@ static void publish(coordinator_t *self, uint64_t now_ns)
     size_t n = engine_registry_count(self->registry);
     msg_load_t *loads = calloc(c->dp_size, sizeof *loads);
     msg_name_t *dead = calloc(n, sizeof *dead);
-    char(*texts)[96] = calloc(n, sizeof *texts);
+    char(*texts)[192] = calloc(n, sizeof *texts);
     size_t n_dead = 0;
     if (loads != NULL && dead != NULL && texts != NULL) {
         msg_t msg = message(self, MSG_STATS);
@@ -255,9 +309,8 @@ static void publish(coordinator_t *self, uint64_t now_ns)
         for (size_t i = 0; i < n; i++) {
             const member_t *m = engine_registry_at(self->registry, i);
             if (m->dead) {
-                snprintf(texts[n_dead], sizeof texts[0], "%s %u: silent for %.1f s",
-                         member_role_name(m->role), m->rank,
-                         (double)(now_ns - m->last_heard_ns) / 1e9);
+                snprintf(texts[n_dead], sizeof texts[0], "%s %u: %s", member_role_name(m->role),
+                         m->rank, m->expelled_why);
                 dead[n_dead].text = msg_str(texts[n_dead]);
                 n_dead++;
             }
@@ -268,12 +321,14 @@ static void publish(coordinator_t *self, uint64_t now_ns)
             loads[m->rank].rank = m->rank;
             s->num_blocks += m->num_blocks;
             s->vocab_size = m->vocab_size;
+            s->lockstep |= m->lockstep;
             if (s->max_model_len == 0 || m->max_model_len < s->max_model_len) {
                 s->max_model_len = m->max_model_len;
             }
         }
-        s->serving = self->serving;
-        s->group_epoch = 1;
+        s->serving = coordinator_serving(self);
+        s->group_epoch = membership_epoch(self->membership);
+        s->why = msg_str(s->serving ? "" : membership_cause(self->membership));
         s->wave = self->wave;
         s->round = self->round;
         s->run = self->run;
@@ -292,36 +347,70 @@ static void publish(coordinator_t *self, uint64_t now_ns)
     free(texts);
 }
 
+static void look_for_silence(coordinator_t *self, uint64_t now_ns)
+{
+    const coordinator_config_t *c = &self->config;
+    /* Stopped, or starved: what others said meanwhile may still be on its way to us. */
+    if (now_ns - self->stepped_ns > c->dead_after_ns / 2) {
+        engine_registry_forgive(self->registry, now_ns);
+    }
+    self->stepped_ns = now_ns;
+    if (membership_expire(self->membership, now_ns, c->dead_after_ns)) {
+        self->urgent = true;
+        LK_ERROR("a process is silent; see the stats of the front ends");
+    }
+}
+
+/* A later life of the coordinator knows nobody's address: everybody is asked to come. */
+static void call_the_roll(coordinator_t *self, uint64_t now_ns)
+{
+    const coordinator_host_t *host = &self->config.host;
+    bool all = engine_registry_all(self->registry, MSG_ROLE_ENGINE, MEMBER_HELLO) &&
+               engine_registry_all(self->registry, MSG_ROLE_FRONTEND, MEMBER_HELLO);
+    if (self->config.life <= 1 || self->served || all ||
+        (self->rollcall_ns != 0 && now_ns - self->rollcall_ns < ROLLCALL_NS)) {
+        return;
+    }
+    self->rollcall_ns = now_ns;
+    msg_t msg = message(self, MSG_ROLLCALL);
+    msg.rollcall.life = self->config.life;
+    host->wave(host->ctx, &msg);
+    host->stats(host->ctx, &msg);
+}
+
 uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *err)
 {
     const coordinator_config_t *c = &self->config;
     uint64_t now_ns = lk_env_now_ns(c->env);
-    if (!self->serving && now_ns - self->started_ns > c->handshake_timeout_ns) {
+    if (!self->served && now_ns - self->started_ns > c->handshake_timeout_ns) {
         char who[512];
-        member_state_t want = self->inited ? MEMBER_READY : MEMBER_HELLO;
+        bool inited = membership_epoch(self->membership) > 0;
+        member_state_t want = inited ? MEMBER_READY : MEMBER_HELLO;
         engine_registry_missing(self->registry, want, who, sizeof who);
         lk_error_t late = LK_ERROR_INIT;
         lk_error_set(&late, LK_ERR_TIMEOUT, "not ready after %.0f s: %s %s",
                      (double)c->handshake_timeout_ns / 1e9, who,
-                     self->inited ? "did not finish loading" : "did not say HELLO");
+                     inited ? "did not join the group" : "did not finish loading");
         fail(self, LK_ERR_TIMEOUT, late.text);
     }
-    if (self->serving && engine_registry_expire(self->registry, now_ns, c->dead_after_ns)) {
-        self->urgent = true;
-        LK_ERROR("a process is silent; see the stats of the front ends");
-    }
-    if (self->serving) {
+    look_for_silence(self, now_ns);
+    call_the_roll(self, now_ns);
+    if (membership_epoch(self->membership) > 0) {
         uint64_t age = now_ns - self->published_ns;
         if (self->urgent || (self->changed && age >= STATS_PERIOD_NS) || age >= c->heartbeat_ns) {
             publish(self, now_ns);
         }
     }
+    lk_error_t broken = LK_ERROR_INIT;
+    if (membership_check(self->membership, &broken) < 0) {
+        fail(self, broken.status, broken.text);
+    }
     *status = self->failed;
     if (self->failed != LK_OK && err != NULL) {
         *err = self->failure;
     }
-    uint64_t next = now_ns + LK_MIN(c->heartbeat_ns, 500 * LK_MS_NS);
-    if (self->serving && self->changed) {
+    uint64_t next = now_ns + LK_MIN(c->heartbeat_ns, c->life > 1 ? ROLLCALL_NS : 500 * LK_MS_NS);
+    if (membership_epoch(self->membership) > 0 && self->changed) {
         next = LK_MIN(next, self->published_ns + STATS_PERIOD_NS);
     }
     return next;

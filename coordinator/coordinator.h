@@ -1,21 +1,22 @@
 /*
  * coordinator.h: the coordinator's decisions, as one pure object. It runs the handshake, invites
  * ranks to rounds (START_DP_WAVE), and keeps a cache of the group's state and load for routing and
- * metrics. No decision of the group depends on it (protocol.md section 11): when it dies, what runs
- * goes on.
+ * metrics. No decision of a group depends on it (protocol.md section 11): when it dies, what runs
+ * goes on. Which group there is, is its business (membership.h, docs/MEMBERSHIP.md).
  */
 #ifndef LK_COORDINATOR_COORDINATOR_H
 #define LK_COORDINATOR_COORDINATOR_H
 
 #include "base/env.h"
-#include "coordinator/engine_registry.h"
+#include "coordinator/membership.h"
 
 typedef struct coordinator coordinator_t;
 
 /* Where messages go. Borrowed for the call; never blocks; a failed send is the host's to log. */
 typedef struct {
     void *ctx;
-    void (*reply)(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg); /* handshake ROUTER */
+    /* handshake ROUTER, to this life of a member */
+    void (*reply)(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg);
     void (*stats)(void *ctx, const msg_t *msg); /* PUB to front ends */
     void (*wave)(void *ctx, const msg_t *msg);  /* PUB to engines */
 } coordinator_host_t;
@@ -24,6 +25,7 @@ typedef struct {
     uint32_t dp_size, n_frontends;
     const char *config_hash;
     const char *events_address, *stats_address, *wave_address;
+    uint64_t life; /* of this coordinator, from 1; a later one asks who is there (ROLLCALL) */
     uint64_t handshake_timeout_ns, dead_after_ns, heartbeat_ns;
     const lk_env_t *env;
     coordinator_host_t host;

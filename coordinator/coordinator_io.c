@@ -8,10 +8,12 @@
 #include "coordinator/coordinator_io.h"
 #include "proto/codec.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_MEMBERS 512
+#define BASE_ROOM   256 /* bytes of the handshake address */
 
 typedef struct {
     lk_port_t *handshake, *events, *stats, *wave;
@@ -19,6 +21,7 @@ typedef struct {
     /* who said HELLO from where; the way back of the handshake ROUTER */
     struct {
         uint32_t role, rank;
+        uint64_t generation;
         port_peer_t peer;
     } members[MAX_MEMBERS];
     size_t n_members;
@@ -40,11 +43,12 @@ static void send_message(app_t *app, lk_port_t *port, const port_peer_t *peer, c
     }
 }
 
-static void reply(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg)
+static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
     app_t *app = ctx;
     for (size_t i = app->n_members; i-- > 0;) { /* newest first */
-        if (app->members[i].role == role && app->members[i].rank == rank) {
+        if (app->members[i].role == role && app->members[i].rank == rank &&
+            app->members[i].generation == generation) {
             send_message(app, app->handshake, &app->members[i].peer, msg);
             return;
         }
@@ -66,12 +70,21 @@ static void publish_wave(void *ctx, const msg_t *msg)
 /* Remembers the way back to whoever said HELLO; a full table forgets the oldest entry. */
 static void remember(app_t *app, const msg_t *msg, const port_peer_t *peer)
 {
+    for (size_t i = 0; i < app->n_members; i++) {
+        if (app->members[i].role == msg->hello.role && app->members[i].rank == msg->hello.rank &&
+            app->members[i].generation == msg->generation &&
+            app->members[i].peer.len == peer->len &&
+            memcmp(app->members[i].peer.id, peer->id, peer->len) == 0) {
+            return;
+        }
+    }
     if (app->n_members == MAX_MEMBERS) {
         memmove(app->members, app->members + 1, sizeof app->members - sizeof app->members[0]);
         app->n_members--;
     }
     app->members[app->n_members].role = (uint32_t)msg->hello.role;
     app->members[app->n_members].rank = (uint32_t)msg->hello.rank;
+    app->members[app->n_members].generation = msg->generation;
     app->members[app->n_members].peer = *peer;
     app->n_members++;
 }
@@ -106,8 +119,21 @@ static bool drain(app_t *app, lk_port_t *port, coordinator_t *coordinator)
     }
 }
 
-static lk_status_t open_ports(app_t *app, lk_error_t *err)
+/* A later life binds where the first one did, so that everybody's sockets find it: base is the
+ * handshake address that the launcher knows, the others' are that and their name. */
+static void make_address(char *base, const char *what, char *out, size_t room)
 {
+    if (base[0] == '\0') {
+        port_ipc_address(what, base, BASE_ROOM);
+    }
+    bool handshake = strcmp(what, "handshake") == 0;
+    snprintf(out, room, "%s%s%s", base, handshake ? "" : "-", handshake ? "" : what);
+}
+
+static lk_status_t open_ports(app_t *app, const char *given, lk_error_t *err)
+{
+    char base[BASE_ROOM];
+    snprintf(base, sizeof base, "%s", given);
     static const struct {
         size_t offset;
         port_kind_t kind;
@@ -117,8 +143,8 @@ static lk_status_t open_ports(app_t *app, lk_error_t *err)
                    {offsetof(app_t, stats), PORT_PUB, "stats"},
                    {offsetof(app_t, wave), PORT_PUB, "wave"}};
     for (size_t i = 0; i < LK_ARRAY_LEN(sockets); i++) {
-        char address[128];
-        port_ipc_address(sockets[i].what, address, sizeof address);
+        char address[300];
+        make_address(base, sockets[i].what, address, sizeof address);
         lk_port_t **port = (lk_port_t **)((char *)app + sockets[i].offset);
         LK_RETURN_IF_ERROR(port_zmq_open(sockets[i].kind, true, address, NULL, port, err));
     }
@@ -128,7 +154,7 @@ static lk_status_t open_ports(app_t *app, lk_error_t *err)
 static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *status_fd)
 {
     lk_error_t err = LK_ERROR_INIT;
-    if (open_ports(app, &err) != LK_OK) {
+    if (open_ports(app, config->coordinator_address, &err) != LK_OK) {
         LK_ERROR("%s", err.text);
         spawn_child_report(status_fd, false, err.text);
         return 1;
@@ -141,6 +167,7 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
                                .events_address = port_address(app->events),
                                .stats_address = port_address(app->stats),
                                .wave_address = port_address(app->wave),
+                               .life = config->generation,
                                .handshake_timeout_ns =
                                    (uint64_t)(config->handshake_timeout_s * 1e9),
                                .dead_after_ns = (uint64_t)(config->dead_after_s * 1e9),
@@ -151,13 +178,19 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
     CHECK(coordinator != NULL);
     spawn_child_report(status_fd, true, port_address(app->handshake));
     int rc = 0;
+    uint64_t beat_ns = 0;
     while (loop_stop_reason(loop) == NULL) {
+        if (lk_env_now_ns(cc.env) - beat_ns >= cc.heartbeat_ns) {
+            beat_ns = lk_env_now_ns(cc.env);
+            spawn_child_beat(*status_fd, false);
+        }
         bool any = drain(app, app->handshake, coordinator);
         any |= drain(app, app->events, coordinator);
         lk_status_t status;
         uint64_t next = coordinator_step(coordinator, &status, &err);
         if (status != LK_OK) {
-            LK_ERROR("the cluster can not start: %s", err.text);
+            LK_ERROR("the cluster ends: %s", err.text);
+            spawn_child_report(status_fd, false, err.text);
             rc = 1;
             break;
         }

@@ -1,5 +1,6 @@
 #include "coordinator/engine_registry.h"
 #include "base/check.h"
+#include "base/env.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -74,19 +75,8 @@ member_t *engine_registry_at(engine_registry_t *self, size_t i)
     return &self->members[i];
 }
 
-/* Copies a wire string into a fixed field; false if it does not fit. */
-static bool copy_str(char *out, size_t room, msg_str_t s)
-{
-    if (s.len >= room) {
-        return false;
-    }
-    memcpy(out, msg_cstr(s), s.len);
-    out[s.len] = '\0';
-    return true;
-}
-
-lk_status_t engine_registry_hello(engine_registry_t *self, const msg_t *msg, uint64_t now_ns,
-                                  lk_error_t *err)
+lk_status_t engine_registry_check_hello(engine_registry_t *self, const msg_t *msg, member_t **out,
+                                        lk_error_t *err)
 {
     CHECK(msg->type == MSG_HELLO);
     const msg_hello_t *h = &msg->hello;
@@ -104,77 +94,44 @@ lk_status_t engine_registry_hello(engine_registry_t *self, const msg_t *msg, uin
             "hash %s, not %s)",
             member_role_name(m->role), m->rank, msg_cstr(h->config_hash), self->config_hash);
     }
-    if (m->state != MEMBER_NEW && msg->generation <= m->generation) {
-        return lk_error_set(err, LK_ERR_STATE, "%s %u has said HELLO already (generation %llu)",
-                            member_role_name(m->role), m->rank, (unsigned long long)m->generation);
-    }
-    if (m->state != MEMBER_NEW) {
-        return lk_error_set(
-            err, LK_ERR_STATE,
-            "%s %u came back as generation %llu; a running group does not take it in again",
-            member_role_name(m->role), m->rank, (unsigned long long)msg->generation);
-    }
-    char input[sizeof m->input], output[sizeof m->output], mesh[sizeof m->mesh];
-    if (!copy_str(input, sizeof input, h->input_address) ||
-        !copy_str(output, sizeof output, h->output_address) ||
-        !copy_str(mesh, sizeof mesh, h->mesh_address)) {
+    if (h->input_address.len >= sizeof m->input || h->output_address.len >= sizeof m->output ||
+        h->mesh_address.len >= sizeof m->mesh) {
         return lk_error_set(err, LK_ERR_INVALID, "an address in the HELLO of %s %u is too long",
                             member_role_name(m->role), m->rank);
     }
-    memcpy(m->input, input, sizeof input);
-    memcpy(m->output, output, sizeof output);
-    memcpy(m->mesh, mesh, sizeof mesh);
-    m->generation = msg->generation;
-    m->last_heard_ns = now_ns;
-    m->state = MEMBER_HELLO;
+    *out = m;
     return LK_OK;
 }
 
-lk_status_t engine_registry_ready(engine_registry_t *self, const msg_t *msg, uint64_t now_ns,
-                                  lk_error_t *err)
+void member_expel(member_t *m, const char *why)
 {
-    CHECK(msg->type == MSG_READY);
-    const msg_ready_t *r = &msg->ready;
-    member_t *m = engine_registry_find(self, (uint32_t)r->role, r->rank);
-    if (m == NULL || m->state != MEMBER_INITED) {
-        return lk_error_set(err, LK_ERR_STATE,
-                            "READY of %s %llu, which has not been through HELLO and INIT",
-                            member_role_name((uint32_t)r->role), (unsigned long long)r->rank);
-    }
-    m->num_blocks = r->num_blocks;
-    m->max_model_len = r->max_model_len;
-    m->vocab_size = r->vocab_size;
-    snprintf(m->dtype, sizeof m->dtype, "%s", msg_cstr(r->dtype));
-    snprintf(m->digest, sizeof m->digest, "%s", msg_cstr(r->digest));
-    m->last_heard_ns = now_ns;
-    m->state = MEMBER_READY;
-    return LK_OK;
+    m->expelled = m->generation;
+    snprintf(m->expelled_why, sizeof m->expelled_why, "%s", why);
+    m->state = MEMBER_NEW;
 }
 
-bool engine_registry_heard(engine_registry_t *self, uint32_t role, uint64_t rank, uint64_t now_ns)
+bool engine_registry_heard(engine_registry_t *self, const msg_t *msg, uint64_t now_ns, bool *back)
 {
-    member_t *m = engine_registry_find(self, role, rank);
-    if (m == NULL) {
+    member_t *m = engine_registry_find(self, msg->sender_role, msg->sender_rank);
+    *back = false;
+    if (m == NULL || msg->generation != m->generation || msg->generation <= m->expelled) {
         return false;
     }
     m->last_heard_ns = now_ns;
-    bool was_dead = m->dead;
-    m->dead = false;
-    return was_dead;
+    if (msg->type == MSG_HEARTBEAT) {
+        uint64_t ms = LK_MIN(msg->heartbeat.silence_ms, 3600000u);
+        m->quiet_until_ns = ms > 0 ? now_ns + ms * LK_MS_NS : 0;
+    }
+    *back = m->dead && m->role != MSG_ROLE_ENGINE;
+    m->dead &= m->role == MSG_ROLE_ENGINE;
+    return true;
 }
 
-bool engine_registry_expire(engine_registry_t *self, uint64_t now_ns, uint64_t limit_ns)
+void engine_registry_forgive(engine_registry_t *self, uint64_t now_ns)
 {
-    bool changed = false;
     for (size_t i = 0; i < engine_registry_count(self); i++) {
-        member_t *m = &self->members[i];
-        /* While a member loads its model it is silent; the handshake has a deadline of its own. */
-        if (m->state == MEMBER_READY && !m->dead && now_ns - m->last_heard_ns > limit_ns) {
-            m->dead = true;
-            changed = true;
-        }
+        self->members[i].last_heard_ns = now_ns;
     }
-    return changed;
 }
 
 bool engine_registry_all(const engine_registry_t *self, uint32_t role, member_state_t state)

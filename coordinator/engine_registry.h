@@ -1,8 +1,10 @@
 /*
  * engine_registry.h: which engines and front ends exist, how far their handshake is, and when each
- * was last heard. A pure table: time comes in with each call.
+ * was last heard. A pure table: time comes in with each call. membership.h decides.
  *
  *   NEW -> HELLO (said hello) -> INITED (was told the addresses) -> READY (can serve)
+ *
+ * An engine goes back to NEW when its group epoch breaks, and says HELLO for the next one.
  */
 #ifndef LK_COORDINATOR_ENGINE_REGISTRY_H
 #define LK_COORDINATOR_ENGINE_REGISTRY_H
@@ -16,11 +18,17 @@ typedef struct {
     uint32_t rank;
     member_state_t state;
     uint64_t generation;
-    uint64_t last_heard_ns;
-    bool dead; /* silent for longer than the limit; lifted when it speaks again */
+    uint64_t pid;
+    uint64_t expelled; /* lives up to this generation are over */
+    char expelled_why[128];
+    uint64_t member_of; /* HELLO: the group epoch that it says it is in; 0: none */
+    uint64_t ready_for; /* group epoch of its READY; 0: none */
+    uint64_t last_heard_ns, quiet_until_ns;
+    bool dead; /* silent for longer than the limit; an engine stays so until it comes anew */
     char input[256], output[256], mesh[256]; /* addresses it serves */
     /* from READY */
     uint64_t num_blocks, max_model_len, vocab_size;
+    bool lockstep;
     char dtype[32], digest[64];
     /* newest report of an engine */
     msg_load_t load;
@@ -38,17 +46,17 @@ member_t *engine_registry_find(engine_registry_t *self, uint32_t role, uint64_t 
 size_t engine_registry_count(const engine_registry_t *self);
 member_t *engine_registry_at(engine_registry_t *self, size_t i); /* engines first, by rank */
 
-/* Checks and records a HELLO. LK_ERR_INVALID: unknown rank, another configuration, an address too
- * long; LK_ERR_STATE: an older life, or a rank that is taken by a living process. */
-LK_MUST_USE lk_status_t engine_registry_hello(engine_registry_t *self, const msg_t *msg,
-                                              uint64_t now_ns, lk_error_t *err);
-/* LK_ERR_STATE before INIT was sent. */
-LK_MUST_USE lk_status_t engine_registry_ready(engine_registry_t *self, const msg_t *msg,
-                                              uint64_t now_ns, lk_error_t *err);
-/* Anything was heard of a member. True if that lifts its death. */
-bool engine_registry_heard(engine_registry_t *self, uint32_t role, uint64_t rank, uint64_t now_ns);
-/* Declares members dead that were silent for longer than limit_ns; true if any changed. */
-bool engine_registry_expire(engine_registry_t *self, uint64_t now_ns, uint64_t limit_ns);
+/* Whether a HELLO may come from a member at all; *out is that member. LK_ERR_INVALID: unknown rank,
+ * another configuration, an address too long. Records nothing. */
+LK_MUST_USE lk_status_t engine_registry_check_hello(engine_registry_t *self, const msg_t *msg,
+                                                    member_t **out, lk_error_t *err);
+/* This life of it is over, whatever it may still say. */
+void member_expel(member_t *m, const char *why);
+/* Anything was heard of a member's current life. False: of another one, or of none. A front end
+ * that counted as dead does so no more (*back). */
+bool engine_registry_heard(engine_registry_t *self, const msg_t *msg, uint64_t now_ns, bool *back);
+/* Everybody counts as heard now. */
+void engine_registry_forgive(engine_registry_t *self, uint64_t now_ns);
 
 /* All members of a role have reached `state`. */
 bool engine_registry_all(const engine_registry_t *self, uint32_t role, member_state_t state);

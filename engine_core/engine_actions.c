@@ -46,8 +46,7 @@ static void note_content(engine_core_t *self, digest_t digest)
 /* While dirty only a complete set may be committed: what was written before is of no set. */
 static lk_status_t check_complete(engine_core_t *self, lk_error_t *err)
 {
-    bool dirty = group_weights(self->group)->gates & GATE_DIRTY;
-    if (!dirty || self->sink.ops->complete(self->sink.ctx)) {
+    if (!group_needs_complete(self->group) || self->sink.ops->complete(self->sink.ctx)) {
         return LK_OK;
     }
     char missing[512] = "some tensors";
@@ -296,7 +295,8 @@ void engine_report_group_if_due(engine_core_t *self)
                               .wave = group_wave(self->group),
                               .run = group_run(self->group),
                               .paused = pause_is_paused(group_pause(self->group)),
-                              .epoch = group_pause(self->group)->epoch};
+                              .epoch = group_pause(self->group)->epoch,
+                              .group_epoch = self->config.group_epoch};
     self->config.host.to_coordinator(self->config.host.ctx, &msg);
 }
 
@@ -306,7 +306,8 @@ static void send_announce(engine_core_t *self)
     msg.announce = (msg_announce_t){.rank = self->config.rank,
                                     .round = group_round(self->group),
                                     .epoch = group_pause(self->group)->epoch,
-                                    .wave = group_wave(self->group)};
+                                    .wave = group_wave(self->group),
+                                    .group_epoch = self->config.group_epoch};
     self->config.host.to_coordinator(self->config.host.ctx, &msg);
 }
 
@@ -324,8 +325,7 @@ static void take_action(engine_core_t *self, const group_action_t *a)
         break;
     case GROUP_ACT_DROP_CLIENT:
         LK_INFO("engine %u: front end %u has restarted", self->config.rank, a->frontend);
-        scheduler_drop_client(self->scheduler, a->frontend);
-        outbox_drop(self->outbox, a->frontend);
+        engine_core_drop_frontend(self, a->frontend);
         break;
     case GROUP_ACT_FINISH_ALL:
         scheduler_finish_all(self->scheduler, FINISH_ABORT, NULL);

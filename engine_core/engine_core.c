@@ -1,7 +1,9 @@
 #include "engine_core/engine_internal.h"
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/log.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +42,13 @@ static lk_status_t make_group(engine_core_t *self, lk_error_t *err)
                                     .check = engine_check_update,
                                     .check_ctx = self});
     return self->group != NULL ? LK_OK : lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+}
+
+/* What is in force here, for the join rounds. */
+static void note_held(engine_core_t *self)
+{
+    digest_t digest = self->sink.ops->digest(self->sink.ctx);
+    self->held_content = lk_hash64(&digest, sizeof digest, 0);
 }
 
 static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
@@ -88,6 +97,10 @@ lk_status_t engine_core_new(const engine_core_config_t *config, engine_core_t **
         engine_core_destroy(&self);
         return status;
     }
+    if (config->rejoin) {
+        note_held(self);
+        group_form(self->group, config->group_epoch, config->weight_floor, true);
+    }
     engine_take_actions(self);
     *out = self;
     return LK_OK;
@@ -119,6 +132,18 @@ void engine_core_destroy(engine_core_t **self_p)
 
 /* ---- failure ---- */
 
+static void abort_collectives(engine_core_t *self, bool step_too)
+{
+    if (self->step_posted && step_too) {
+        self->config.executor->ops->step_abort(self->config.executor);
+        self->step_posted = false;
+        if (!self->step_is_dummy) {
+            scheduler_cancel_step(self->scheduler);
+        }
+    }
+    self->config.allreduce.ops->abort(self->config.allreduce.ctx);
+}
+
 void engine_fail(engine_core_t *self, const lk_error_t *why)
 {
     if (self->failed) {
@@ -127,14 +152,7 @@ void engine_fail(engine_core_t *self, const lk_error_t *why)
     self->failed = true;
     self->failure = *why;
     LK_ERROR("engine %u ends: %s", self->config.rank, why->text);
-    if (self->step_posted) {
-        self->config.executor->ops->step_abort(self->config.executor);
-        self->step_posted = false;
-        if (!self->step_is_dummy) {
-            scheduler_cancel_step(self->scheduler);
-        }
-    }
-    self->config.allreduce.ops->abort(self->config.allreduce.ctx);
+    abort_collectives(self, true);
     if (self->updating) {
         update_session_cancel(self->session, why->text);
     }
@@ -149,20 +167,87 @@ void engine_fail(engine_core_t *self, const lk_error_t *why)
     }
 }
 
-void engine_core_peer_lost(engine_core_t *self, const lk_error_t *err)
+/* ---- group epochs ---- */
+
+static void tell_left(engine_core_t *self, int64_t lost, const char *why)
 {
-    if (self->failed || self->alone) {
+    for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+        msg_t msg = {.type = MSG_LEFT};
+        msg.left = (msg_left_t){.rank = self->config.rank,
+                                .group_epoch = self->config.group_epoch,
+                                .lockstep = engine_lockstep(self),
+                                .lost = lost,
+                                .why = msg_str(why)};
+        self->config.host.to_frontend(self->config.host.ctx, f, &msg);
+    }
+}
+
+void engine_core_leave(engine_core_t *self, int64_t lost, const char *why)
+{
+    if (self->failed || self->left) {
         return;
     }
-    if (!group_lose_peers(self->group)) {
-        engine_fail(self, err);
-        return;
+    self->left = true;
+    engine_take_actions(self);
+    abort_collectives(self, engine_lockstep(self));
+    engine_abandon_update(self, why);
+    update_session_reset(self->session);
+    group_leave(self->group, !update_session_touched(self->session), why);
+    LK_WARN("engine %u leaves group epoch %llu: %s", self->config.rank,
+            (unsigned long long)self->config.group_epoch, why);
+    if (engine_lockstep(self)) {
+        /* the requests are as good as ever elsewhere or later: a client may try again */
+        char text[LK_ERROR_TEXT_MAX];
+        engine_left_text(self, text, sizeof text);
+        self->finish_status = LK_ERR_UNAVAILABLE;
+        scheduler_finish_all(self->scheduler, FINISH_ERROR, text);
+        self->finish_status = LK_ERR_INTERNAL;
     }
-    self->alone = true;
-    engine_abandon_update(self, err->text);
-    self->config.allreduce.ops->abort(self->config.allreduce.ctx);
-    LK_ERROR("engine %u goes on without its peers, and without pause, resume and updates: %s",
-             self->config.rank, err->text);
+    engine_take_actions(self);
+    engine_flush(self); /* what happened to its requests comes before the news */
+    tell_left(self, lost, why);
+}
+
+void engine_peer_error(engine_core_t *self, const lk_error_t *err)
+{
+    const engine_host_t *host = &self->config.host;
+    engine_core_leave(self, host->lost_rank != NULL ? host->lost_rank(host->ctx) : -1, err->text);
+}
+
+const char *engine_core_left(const engine_core_t *self)
+{
+    return self->left ? group_left_why(self->group) : NULL;
+}
+
+void engine_left_text(const engine_core_t *self, char *out, size_t room)
+{
+    snprintf(out, room,
+             "group epoch %llu of the engines is over (%s) and a new one is being formed; "
+             "try again",
+             (unsigned long long)self->config.group_epoch, group_left_why(self->group));
+}
+
+void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor)
+{
+    engine_core_leave(self, -1, "a newer group epoch has begun");
+    self->left = false;
+    self->config.group_epoch = group_epoch;
+    self->steps_before = self->steps;
+    note_held(self);
+    group_form(self->group, group_epoch, weight_floor, false);
+    LK_INFO("engine %u has entered group epoch %llu", self->config.rank,
+            (unsigned long long)group_epoch);
+}
+
+uint64_t engine_core_group_epoch(const engine_core_t *self)
+{
+    return self->config.group_epoch;
+}
+
+void engine_core_drop_frontend(engine_core_t *self, uint32_t frontend)
+{
+    scheduler_drop_client(self->scheduler, frontend);
+    outbox_drop(self->outbox, frontend);
 }
 
 /* ---- the collective sequence ---- */
@@ -181,7 +266,8 @@ static group_view_t view_of(const engine_core_t *self)
                                          self->config.transfer_timeout_ns,
                           .peer_waiting = ar->ops->peer_waiting != NULL &&
                                           ar->ops->peer_waiting(ar->ctx, group_round(self->group)),
-                          .content = self->content};
+                          .content = self->content,
+                          .held_content = self->held_content};
 }
 
 static bool post_vote(engine_core_t *self, const group_view_t *view)
@@ -193,7 +279,7 @@ static bool post_vote(engine_core_t *self, const group_view_t *view)
     engine_start_watch(self, &self->vote_watch);
     self->votes++;
     if (ar->ops->post(ar->ctx, round, self->vec, group_vector_len(self->group), &err) < 0) {
-        engine_core_peer_lost(self, &err);
+        engine_peer_error(self, &err);
     }
     return true;
 }
@@ -210,7 +296,7 @@ static bool advance_vote(engine_core_t *self)
         return false;
     }
     if (status == LK_ERR_PEER) {
-        engine_core_peer_lost(self, &err);
+        engine_peer_error(self, &err);
     } else if (status < 0 || group_decide(self->group, self->vec, &err) < 0) {
         engine_fail(self, &err);
     }
@@ -224,30 +310,44 @@ static bool has_step_work(const engine_core_t *self, bool admit)
            (admit && scheduler_num_waiting(self->scheduler) > 0);
 }
 
+/* Counted from the epoch's first one, so that it is equal on all ranks. */
+static uint64_t group_step(const engine_core_t *self)
+{
+    return self->steps - self->steps_before;
+}
+
+static void fail_step(engine_core_t *self, lk_status_t status, const lk_error_t *err)
+{
+    if (status == LK_ERR_PEER && engine_lockstep(self)) {
+        engine_peer_error(self, err);
+    } else if (status < 0) {
+        engine_fail(self, err);
+    }
+}
+
 static bool post_step(engine_core_t *self)
 {
-    bool lockstep = self->config.lockstep && self->config.dp_size > 1;
+    bool lockstep = engine_lockstep(self);
     bool admit = !pause_is_paused(group_pause(self->group));
     if (!lockstep && !has_step_work(self, admit)) {
         return false;
     }
     executor_t *executor = self->config.executor;
-    const exec_batch_t *batch = scheduler_schedule(
-        self->scheduler, admit, group_weights(self->group)->epoch, self->steps, engine_now(self));
+    const exec_batch_t *batch =
+        scheduler_schedule(self->scheduler, admit, group_weights(self->group)->epoch,
+                           group_step(self), engine_now(self));
     self->step_is_dummy = batch->n_seqs == 0;
     if (self->step_is_dummy) {
         if (!lockstep) {
             return false; /* its one request has just ended with an error */
         }
-        self->dummy = (exec_batch_t){.step = self->steps};
+        self->dummy = (exec_batch_t){.step = group_step(self)};
         batch = &self->dummy;
     }
     lk_error_t err = LK_ERROR_INIT;
     engine_start_watch(self, &self->step_watch);
     self->step_posted = true;
-    if (executor->ops->step_post(executor, batch, &err) < 0) {
-        engine_fail(self, &err);
-    }
+    fail_step(self, executor->ops->step_post(executor, batch, &err), &err);
     return true;
 }
 
@@ -264,7 +364,7 @@ static bool advance_step(engine_core_t *self)
         return !executor->ops->step_waits(executor);
     }
     if (status < 0) {
-        engine_fail(self, &err);
+        fail_step(self, status, &err);
         return true;
     }
     self->step_posted = false;
@@ -357,14 +457,16 @@ static bool from_itself(const engine_core_t *self, uint32_t frontend, uint64_t c
     return false;
 }
 
-static void on_cmd(engine_core_t *self, const msg_cmd_t *cmd)
+/* 0: not said. Outside a group nothing is of its epoch. */
+static bool is_of_epoch(const engine_core_t *self, uint64_t epoch, const msg_t *msg)
 {
-    if (cmd->group_epoch != self->config.group_epoch) {
-        LK_DEBUG("engine %u: a command of group epoch %llu; dropped", self->config.rank,
-                 (unsigned long long)cmd->group_epoch);
-        return;
+    bool is = (epoch == self->config.group_epoch || (epoch == 0 && msg->type != MSG_CMD)) &&
+              group_is_member(self->group);
+    if (!is) {
+        LK_DEBUG("engine %u: %s of group epoch %llu; dropped", self->config.rank,
+                 msg_type_name(msg->type), (unsigned long long)epoch);
     }
-    group_on_cmd(self->group, cmd);
+    return is;
 }
 
 static void on_cancel_update(engine_core_t *self, uint32_t frontend, const msg_cancel_update_t *c)
@@ -396,7 +498,9 @@ void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t 
         break;
     case MSG_CMD:
         if (from_itself(self, frontend, msg->cmd.client, msg)) {
-            on_cmd(self, &msg->cmd);
+            if (is_of_epoch(self, msg->cmd.group_epoch, msg)) {
+                group_on_cmd(self->group, &msg->cmd);
+            }
         }
         break;
     case MSG_CANCEL_UPDATE:
@@ -410,7 +514,9 @@ void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t 
         }
         break;
     case MSG_START_DP_WAVE:
-        group_on_start(self->group, msg->start_dp_wave.has_round, msg->start_dp_wave.round);
+        if (is_of_epoch(self, msg->start_dp_wave.group_epoch, msg)) {
+            group_on_start(self->group, msg->start_dp_wave.has_round, msg->start_dp_wave.round);
+        }
         break;
     default:
         LK_WARN("engine %u: %s is no message for an engine; dropped", self->config.rank,
@@ -469,7 +575,7 @@ bool engine_core_drained(const engine_core_t *self)
 {
     bool empty =
         scheduler_num_waiting(self->scheduler) + scheduler_num_running(self->scheduler) == 0;
-    bool lockstep = self->config.lockstep && self->config.dp_size > 1;
+    bool lockstep = engine_lockstep(self);
     return self->failed || (empty && !(lockstep && group_run(self->group)));
 }
 

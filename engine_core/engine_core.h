@@ -9,8 +9,10 @@
  * transfer is under way. Only a round's result starts, stops or pauses anything that concerns the
  * group (dp/group.h); ADD and ABORT touch the local scheduler only.
  *
- * A dead peer ends the engine: an executor or all-reduce error fails every request with a retryable
- * error that names it, tells the front ends (ENGINE_DEAD), and engine_core_failed says why.
+ * A dead peer ends the group epoch, not the engine (docs/MEMBERSHIP.md): engine_core_left says why
+ * until engine_core_form begins the next one. An error of its own ends the engine: every request
+ * fails with a retryable error, the front ends are told (ENGINE_DEAD), and engine_core_failed says
+ * why.
  */
 #ifndef LK_ENGINE_CORE_ENGINE_CORE_H
 #define LK_ENGINE_CORE_ENGINE_CORE_H
@@ -27,13 +29,17 @@ typedef struct {
     void (*to_coordinator)(void *ctx, const msg_t *msg);
     /* (optional) Peers that the step under way waits for, "1, 3"; "" if none or unknown. */
     void (*step_waits_for)(void *ctx, char *out, size_t room);
+    /* (optional) The rank whose death is behind a collective's LK_ERR_PEER; -1 if unknown. */
+    int64_t (*lost_rank)(void *ctx);
 } engine_host_t;
 
 typedef struct {
     uint32_t rank, dp_size, n_frontends;
     uint64_t group_epoch;
-    bool shadow;   /* --weight-swap shadow: the executor has two sets of weights */
-    bool lockstep; /* experts are spread over the ranks: they step together (dp/group.h) */
+    bool shadow;           /* --weight-swap shadow: the executor has two sets of weights */
+    bool rejoin;           /* it joins a group that existed: group_epoch begins with join rounds */
+    uint64_t weight_floor; /* then: newest weight epoch that any rank ever reported */
+    bool lockstep;         /* experts are spread over the ranks: they step together (dp/group.h) */
     uint32_t sync_interval;
     bool reject_while_paused; /* --paused-admission reject */
     uint64_t heartbeat_ns, dead_after_ns, control_timeout_ns, transfer_timeout_ns;
@@ -72,9 +78,21 @@ size_t engine_core_pollfds(const engine_core_t *self, struct pollfd *fds, size_t
 /* NULL while alive. */
 const lk_error_t *engine_core_failed(const engine_core_t *self);
 
-/* A peer is gone, as err says. Under expert parallelism that ends the engine; independent ranks go
- * on generating if they can, without control calls (decision 12). */
-void engine_core_peer_lost(engine_core_t *self, const lk_error_t *err);
+/* ---- group epochs (docs/MEMBERSHIP.md) ---- */
+
+/* The group epoch is over, as why says; lost: the rank to blame, -1 if unknown. Ends what is under
+ * way, tells the front ends (LEFT). In lockstep every request ends with a retryable error;
+ * independent ranks go on with theirs if they can. No effect outside a group. */
+void engine_core_leave(engine_core_t *self, int64_t lost, const char *why);
+/* NULL in a group; else why the last one is over: left by engine_core_leave, or because a
+ * collective failed. */
+const char *engine_core_left(const engine_core_t *self);
+/* A new epoch begins, with the same ranks, front ends and all-reduce (which starts from round 0). A
+ * group that is not left yet is left. */
+void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor);
+uint64_t engine_core_group_epoch(const engine_core_t *self);
+/* A front end's old life is over: its requests and outputs are dropped. */
+void engine_core_drop_frontend(engine_core_t *self, uint32_t frontend);
 
 /* Shutdown (decision 18): new requests are refused from now on. */
 void engine_core_begin_drain(engine_core_t *self);

@@ -46,7 +46,8 @@ struct engine_core {
     bool recompute_due; /* running requests recompute their KV when it ends */
     exec_batch_t dummy;
     uint64_t steps, dummy_steps;
-    uint64_t stepped_ns; /* when the newest one ended */
+    uint64_t stepped_ns;   /* when the newest one ended */
+    uint64_t steps_before; /* this group epoch */
     watch_t step_watch;
 
     /* the vote under way */
@@ -62,11 +63,12 @@ struct engine_core {
     wte_progress_t update_last; /* of the last UPDATE, with its time: */
     double update_seconds;
     uint64_t session_active_ns; /* when the open session last saw a call */
+    uint64_t held_content;      /* hash of the weights in force, when the last group was formed */
     uint64_t content;           /* hash of the weights that were committed last */
 
     lk_status_t finish_status; /* what FINISH_ERROR outputs of the scheduler mean right now */
     bool draining;             /* shutting down */
-    bool alone;                /* its peers are gone, and it goes on */
+    bool left;                 /* its group epoch is over */
     bool failed;
     lk_error_t failure;
 
@@ -87,6 +89,14 @@ struct engine_core {
 /* engine_core.c */
 void engine_fail(engine_core_t *self, const lk_error_t *why);
 void engine_flush(engine_core_t *self);
+/* A collective failed because of a peer: the group epoch is over. */
+void engine_peer_error(engine_core_t *self, const lk_error_t *err);
+/* Why it takes no work right now, for whoever asked. */
+void engine_left_text(const engine_core_t *self, char *out, size_t room);
+static inline bool engine_lockstep(const engine_core_t *self)
+{
+    return self->config.lockstep && self->config.dp_size > 1;
+}
 static inline uint64_t engine_now(const engine_core_t *self)
 {
     return lk_env_now_ns(self->config.env);

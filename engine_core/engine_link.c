@@ -10,6 +10,7 @@ lk_status_t engine_link_open(engine_link_t *self, port_kind_t kind, const char *
 {
     *self = (engine_link_t){.rank = rank, .generation = generation};
     snprintf(self->name, sizeof self->name, "%s", name);
+    snprintf(self->address, sizeof self->address, "%s", address);
     if (port_zmq_open(kind, false, address, identity, &self->port, err) < 0) {
         return lk_error_prefix(err, "%s at %s", name, address);
     }

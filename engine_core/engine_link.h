@@ -8,7 +8,8 @@
 
 typedef struct {
     lk_port_t *port; /* NULL: not open */
-    char name[48];   /* "front end 0's input", for texts */
+    char address[256];
+    char name[48]; /* "front end 0's input", for texts */
     uint32_t rank;
     uint64_t generation, sequence;
     bool lossy; /* the last send failed: said once */

@@ -47,7 +47,7 @@ static msg_load_t load_of(const engine_core_t *self)
                         .run = group_run(self->group),
                         .paused = pause_is_paused(group_pause(self->group)),
                         .paused_local = group_paused_local(self->group),
-                        .gates = weights->gates,
+                        .gates = group_gates(self->group),
                         .weight_epoch = weights->epoch,
                         .weight_version = msg_str(weights->version),
                         .round = group_round(self->group),
@@ -200,7 +200,7 @@ static void update_body(engine_core_t *self, update_verb_t verb)
         break;
     case UPDATE_VERB_ABORT:
         lk_buf_printf(&self->text, ", \"dirty\": %s",
-                      weights->gates & GATE_DIRTY ? "true" : "false");
+                      group_gates(self->group) & GATE_DIRTY ? "true" : "false");
         break;
     case UPDATE_VERB_START:
         break;
@@ -226,12 +226,15 @@ msg_str_t engine_done_body(engine_core_t *self, const group_action_t *done)
 static const char *weight_state_text(const engine_core_t *self)
 {
     const weight_state_t *weights = group_weights(self->group);
-    unsigned gates = weights->gates;
+    unsigned gates = group_gates(self->group);
     if (group_updating(self->group)) {
         return self->update_verb == UPDATE_VERB_INIT     ? "initialising"
                : !weights->shadow                        ? "updating"
                : self->update_verb == UPDATE_VERB_UPDATE ? "receiving"
                                                          : "preparing";
+    }
+    if (self->left) {
+        return "outside a group";
     }
     return gates & GATE_SESSION  ? "session open"
            : gates & GATE_DIRTY  ? "dirty"
@@ -243,6 +246,8 @@ static const char *weight_state_text(const engine_core_t *self)
 msg_str_t engine_weight_info(engine_core_t *self)
 {
     const weight_state_t *weights = group_weights(self->group);
+    const group_held_t *held = group_held(self->group);
+    const char *closed = group_closed_why(self->group);
     wte_progress_t progress = self->update_last;
     uint64_t since_ms = 0;
     if (self->updating) {
@@ -252,14 +257,14 @@ msg_str_t engine_weight_info(engine_core_t *self)
     lk_buf_clear(&self->text);
     lk_buf_printf(&self->text, "{\"rank\": %u", self->config.rank);
     add_text(self, "state", weight_state_text(self));
-    add_text(self, "version", weights->version);
-    lk_buf_printf(&self->text, ", \"epoch\": %llu", (unsigned long long)weights->epoch);
+    add_text(self, "version", held->version);
+    lk_buf_printf(&self->text, ", \"epoch\": %llu", (unsigned long long)held->epoch);
     add_digest(self);
     lk_buf_printf(&self->text, ", \"weight_swap\": \"%s\", \"session_open\": %s",
                   weights->shadow ? "shadow" : "inplace", weights->session ? "true" : "false");
-    lk_buf_printf(&self->text, ", \"dirty\": %s", weights->gates & GATE_DIRTY ? "true" : "false");
-    if (weights->gates & GATE_DIRTY) {
-        add_text(self, "dirty_reason", weights->dirty_why);
+    lk_buf_printf(&self->text, ", \"dirty\": %s", closed != NULL ? "true" : "false");
+    if (closed != NULL) {
+        add_text(self, "dirty_reason", closed);
     }
     lk_buf_printf(&self->text, ", \"update\": {\"phase\": \"%s\"",
                   update_state_name(update_session_state(self->session)));

@@ -56,15 +56,19 @@ static lk_status_t read_sampling(const msg_sampling_t *m, sampling_params_t *p, 
 /* Why no request is taken right now, or LK_OK. */
 static lk_status_t check_admission(const engine_core_t *self, lk_error_t *err)
 {
-    const weight_state_t *weights = group_weights(self->group);
+    const char *closed = group_closed_why(self->group);
     if (self->draining) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %u is shutting down",
                             self->config.rank);
     }
-    if (weights->gates & GATE_DIRTY) {
+    if (self->left && engine_lockstep(self)) {
+        char text[LK_ERROR_TEXT_MAX];
+        engine_left_text(self, text, sizeof text);
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", text);
+    }
+    if (closed != NULL) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE,
-                            "the weights are unusable until a complete update: %s",
-                            weights->dirty_why);
+                            "the weights are unusable until a complete update: %s", closed);
     }
     if (self->config.reject_while_paused && pause_is_paused(group_pause(self->group))) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "generation is paused");

@@ -3,6 +3,7 @@
 #include "engine_core/engine_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 /* A rank whose transfer is done waits for the others' in the outcome round; they have their own
  * no-progress deadline, so this limit is for a rank that neither moves nor fails. */
@@ -32,7 +33,7 @@ static void check_watch(engine_core_t *self, watch_t *watch, const char *what, c
         lk_error_t err;
         lk_error_set(&err, LK_ERR_PEER, "rank %s took no part in %s for %.1f s", who, what,
                      (double)waited / LK_SECOND_NS);
-        engine_core_peer_lost(self, &err);
+        engine_core_leave(self, atoi(who), err.text);
     } else if (waited >= self->config.dead_after_ns && !watch->warned) {
         watch->warned = true;
         LK_WARN("engine %u waits for rank %s in %s since %.1f s", self->config.rank, who, what,

@@ -654,6 +654,15 @@ lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, b
     return LK_OK;
 }
 
+void update_session_reset(update_session_t *self)
+{
+    self->posted = 0;
+    self->entered = false;
+    if (self->ops != NULL) {
+        undo(self, UPDATE_VERB_INIT);
+    }
+}
+
 const char update_session_already_open[] = ALREADY_OPEN;
 
 bool update_init_is_visit(const char *spec, size_t spec_len)

@@ -84,6 +84,13 @@ void stream_fini(command_stream_t *self)
     list_fini(&self->old);
 }
 
+void stream_reset(command_stream_t *self)
+{
+    uint64_t generation = self->generation;
+    stream_fini(self);
+    *self = (command_stream_t){.generation = generation, .voted_generation = generation};
+}
+
 bool stream_follow(command_stream_t *self, uint64_t generation)
 {
     if (generation <= self->generation) {

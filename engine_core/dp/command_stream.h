@@ -54,6 +54,8 @@ typedef struct {
 
 void stream_init(command_stream_t *self, bool shadow);
 void stream_fini(command_stream_t *self);
+/* As new, but what is older than the life that is followed stays so. */
+void stream_reset(command_stream_t *self);
 
 /* Takes a command. NEW: stored (for an UPDATE the caller then sets `verdict`). REPEATED: was seen.
  * GAP: commands before it are missing; OLD_LIFE: of a generation that is over; BUSY: may not

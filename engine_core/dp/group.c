@@ -237,8 +237,12 @@ static bool has_news(const group_t *self, const group_view_t *view)
 
 group_next_t group_next(const group_t *self, const group_view_t *view)
 {
-    if (self->alone) {
-        return GROUP_STEP;
+    if (self->phase == GROUP_JOINING || self->phase == GROUP_LABEL) {
+        return self->posted ? GROUP_WAIT : GROUP_VOTE;
+    }
+    bool may_step = self->run && !self->behind_here;
+    if (self->phase == GROUP_OUTSIDE) {
+        return may_step ? GROUP_STEP : GROUP_WAIT;
     }
     if (self->posted || self->update.phase == UPDATE_CARRYING) {
         return GROUP_WAIT;
@@ -255,12 +259,12 @@ group_next_t group_next(const group_t *self, const group_view_t *view)
     if (work || joins || has_news(self, view)) {
         return GROUP_VOTE;
     }
-    return self->run ? GROUP_STEP : GROUP_WAIT;
+    return may_step ? GROUP_STEP : GROUP_WAIT;
 }
 
 size_t group_vector_len(const group_t *self)
 {
-    return VEC_LEN(self);
+    return self->phase == GROUP_MEMBER ? VEC_LEN(self) : group_join_len(self);
 }
 
 uint64_t group_hash(const group_t *self)
@@ -276,6 +280,8 @@ uint64_t group_hash(const group_t *self)
                         self->wave,
                         self->run,
                         self->more,
+                        self->mixed,
+                        self->behind,
                         (uint64_t)u->phase,
                         owed ? u->committing : 0,
                         owed ? u->frontend : 0,
@@ -290,6 +296,10 @@ uint64_t group_hash(const group_t *self)
 void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64_t *vec)
 {
     CHECK(!self->posted && self->update.phase != UPDATE_CARRYING);
+    if (self->phase != GROUP_MEMBER) {
+        group_join_vote(self, view, vec);
+        return;
+    }
     const group_update_t *u = &self->update;
     bool owes = u->phase == UPDATE_OWED, beside = u->phase == UPDATE_BESIDE;
     self->posted_idle = !owes && !self->more && !(self->config.lockstep && self->run);
@@ -329,7 +339,7 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
 
 void group_step_done(group_t *self)
 {
-    if (self->config.lockstep) {
+    if (self->config.lockstep && self->phase == GROUP_MEMBER) {
         CHECK(self->run && !self->posted && self->sc < self->config.sync_interval);
         self->sc++;
     }
@@ -346,26 +356,6 @@ void group_update_done(group_t *self, const lk_error_t *result)
         CHECK(u->phase == UPDATE_CARRYING);
         u->phase = UPDATE_OWED;
     }
-}
-
-bool group_lose_peers(group_t *self)
-{
-    const group_update_t *u = &self->update;
-    bool known_open =
-        u->phase == UPDATE_NONE || (u->phase == UPDATE_BESIDE && !(self->posted && u->voted_ended));
-    if (self->config.lockstep || !self->run || !known_open) {
-        return false;
-    }
-    group_end_update(self);
-    weight_state_close_session(&self->weights, true, "");
-    if (self->posted) {
-        self->posted = false;
-        for (uint32_t f = 0; f < self->config.n_frontends; f++) {
-            stream_settle(&self->streams[f]);
-        }
-    }
-    self->alone = true;
-    return true;
 }
 
 /* ---- state ---- */

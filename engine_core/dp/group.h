@@ -114,6 +114,7 @@ typedef struct {
     bool peer_waiting; /* a peer has posted group_round() (the doorbell) */
     uint64_t content;  /* hash of the weights committed, shadow: to be committed; looked at with a
                           FINISH's second outcome only */
+    uint64_t held_content; /* hash of my live weights; looked at in a join round only */
 } group_view_t;
 
 typedef enum {
@@ -196,11 +197,32 @@ void group_step_done(group_t *self);
 /* What UPDATE_ENTER or UPDATE_COMMIT asked for has ended here. */
 void group_update_done(group_t *self, const lk_error_t *result);
 
-/* A peer of an independent group is gone: no round can complete any more. True if this rank can go
- * on by itself (nothing is paused, gated or owed); it then steps for ever, and commands stay
- * unanswered. What was carried out beside the steps is forgotten: the caller abandons it.
- * Idempotent. */
-LK_MUST_USE bool group_lose_peers(group_t *self);
+/* ---- group epochs (docs/MEMBERSHIP.md): at any time ---- */
+
+/* The epoch is over for this rank: a vote that is out, an update and the commands are forgotten.
+ * clean: no session that did not commit touched the weights. An independent rank goes on stepping
+ * unless a pause is in force or its weights are unusable. The caller has aborted vote, step and
+ * transfer; in lockstep it ends every request. No effect outside. */
+void group_leave(group_t *self, bool clean, const char *why);
+/* A new epoch: the join rounds are next. fresh: the rank was just started. weight_floor: newest
+ * weight epoch that any rank ever reported; equal on all ranks. */
+void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool fresh);
+/* Neither outside nor in the join rounds. */
+bool group_is_member(const group_t *self);
+/* Why the last epoch is over; NULL for a member. */
+const char *group_left_why(const group_t *self);
+/* Why no request may run here until a complete update, or NULL. */
+const char *group_closed_why(const group_t *self);
+/* Only a session that brings every tensor may commit. */
+bool group_needs_complete(const group_t *self);
+/* GATE_* as they hold for this rank. */
+unsigned group_gates(const group_t *self);
+/* The weights that this rank holds, which may not be those that the group is labelled with. */
+typedef struct {
+    uint64_t epoch;
+    char version[WEIGHT_LABEL_MAX + 1];
+} group_held_t;
+const group_held_t *group_held(group_t *self);
 
 /* ---- state, for reports and tests ---- */
 uint64_t group_round(const group_t *self);

@@ -93,6 +93,7 @@ static void decide_commit(group_t *self, lk_status_t status, bool same_content)
                                                   self->update.spec_len, version, &given, &err);
         CHECKF(parsed == LK_OK, "a voted spec is ill-formed: %s", err.text);
         weight_state_commit(&self->weights, given ? version : NULL);
+        group_renewed(self);
         group_push(self, GROUP_ACT_PUBLISH, NULL)->keep_kv = pause_keeps_kv(&self->pause);
         push_done(self, update_call(self), CMD_UPDATE, UPDATE_VERB_FINISH, LK_OK, NULL);
         return;
@@ -102,6 +103,7 @@ static void decide_commit(group_t *self, lk_status_t status, bool same_content)
                               "the ranks hold different weights after the update");
     }
     weight_state_commit_failed(&self->weights, failure(self).text);
+    self->spoiled = true;
     group_push(self, GROUP_ACT_UPDATE_OUTCOME, NULL)->verb = UPDATE_VERB_FINISH;
     push_dirty(self, before);
     push_failed(self, status);
@@ -361,6 +363,9 @@ static bool decide_run(const group_t *self, const uint64_t *v)
 lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
 {
     CHECK(self->posted);
+    if (self->phase != GROUP_MEMBER) {
+        return group_join_decide(self, v, err);
+    }
     if (v[VEC_TAG] != ~v[VEC_NTAG]) {
         return lk_error_set(err, LK_ERR_INTERNAL,
                             "group epoch %llu is broken: rank %u and its peers differ in round "

@@ -49,6 +49,9 @@ typedef struct {
     char *text; /* owned */
 } queued_action_t;
 
+/* MEMBER: rounds as ever. OUTSIDE: no rounds. JOINING, LABEL: rounds 0 and 1 of a new epoch. */
+typedef enum { GROUP_MEMBER, GROUP_OUTSIDE, GROUP_JOINING, GROUP_LABEL } group_phase_t;
+
 struct group {
     group_config_t config;
 
@@ -61,8 +64,22 @@ struct group {
     weight_state_t weights;
     group_update_t update;
     group_done_t *done; /* [n_frontends] */
+    group_phase_t phase;
+    uint64_t weight_floor; /* of this epoch */
+    uint32_t label_owner;  /* LABEL: the rank that sends the label */
+    bool mixed;            /* the epoch was formed by ranks with different weights, and no complete
+                              update has committed since */
+    bool behind;           /* so; independent: some ranks wait for one, the others go on */
 
     /* local */
+    bool in_step;      /* LABEL: its weights are those that the others have */
+    bool behind_here;  /* this rank is one of those */
+    bool fresh;        /* it holds what it loaded when it was started, in a group that existed */
+    bool spoiled;      /* a session that did not commit was the last to write its weights */
+    bool undecided;    /* it left between its commit and the group's word on it */
+    bool held_apart;   /* its weights are not those that `weights` names, but */
+    group_held_t held; /* these */
+    char left_why[LK_ERROR_TEXT_MAX];
     command_stream_t *streams; /* [n_frontends] */
     bool posted;
     bool posted_idle; /* the vote was opened or joined, not due or owed */
@@ -70,7 +87,6 @@ struct group {
     bool voted_quiet, voted_expired;
     uint64_t invited; /* 1 + highest round a START invited me to; 0: none */
     bool foreign_start;
-    bool alone; /* group_lose_peers */
 
     queued_action_t *queue;
     size_t queue_head, queue_n, queue_cap;
@@ -80,5 +96,12 @@ struct group {
 group_action_t *group_push(group_t *self, group_act_t act, const char *text);
 /* No UPDATE is carried out or owed from now on. */
 void group_end_update(group_t *self);
+
+/* ---- group_join.c ---- */
+size_t group_join_len(const group_t *self);
+void group_join_vote(group_t *self, const group_view_t *view, uint64_t *vec);
+lk_status_t group_join_decide(group_t *self, const uint64_t *v, lk_error_t *err);
+/* A complete set has committed on every rank. */
+void group_renewed(group_t *self);
 
 #endif

@@ -57,23 +57,34 @@ static void fresh_address(uint32_t rank, char *out, size_t room)
     CHECK(n > 0 && (size_t)n < room);
 }
 
-lk_status_t mesh_new(uint32_t rank, mesh_t **out, lk_error_t *err)
+static lk_status_t listen_anew(mesh_t *self, lk_error_t *err)
 {
     struct sockaddr_un name;
     socklen_t len;
+    if (self->listen_fd >= 0) {
+        close(self->listen_fd);
+    }
+    fresh_address(self->rank, self->address, sizeof self->address);
+    lk_status_t status = parse_address(self->address, &name, &len, err);
+    CHECK(status == LK_OK);
+    self->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (self->listen_fd < 0 || bind(self->listen_fd, (struct sockaddr *)&name, len) != 0 ||
+        listen(self->listen_fd, BACKLOG) != 0) {
+        return lk_error_set(err, LK_ERR_IO, "mesh listener: %s", strerror(errno));
+    }
+    return LK_OK;
+}
+
+lk_status_t mesh_new(uint32_t rank, mesh_t **out, lk_error_t *err)
+{
     mesh_t *self = calloc(1, sizeof *self);
     if (self == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for the mesh");
     }
     self->rank = rank;
     self->listen_fd = -1;
-    fresh_address(rank, self->address, sizeof self->address);
-    lk_status_t status = parse_address(self->address, &name, &len, err);
-    CHECK(status == LK_OK);
-    self->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (self->listen_fd < 0 || bind(self->listen_fd, (struct sockaddr *)&name, len) != 0 ||
-        listen(self->listen_fd, BACKLOG) != 0) {
-        status = lk_error_set(err, LK_ERR_IO, "mesh listener: %s", strerror(errno));
+    lk_status_t status = listen_anew(self, err);
+    if (status < 0) {
         mesh_destroy(&self);
         return status;
     }
@@ -93,6 +104,14 @@ static void drop_peers(mesh_t *self)
     self->size = 0;
 }
 
+static void drop_pending(mesh_t *self)
+{
+    for (size_t i = 0; i < self->n_pending; i++) {
+        mesh_conn_destroy(&self->pending[i]);
+    }
+    self->n_pending = 0;
+}
+
 void mesh_destroy(mesh_t **self_p)
 {
     if (self_p == NULL || *self_p == NULL) {
@@ -100,9 +119,7 @@ void mesh_destroy(mesh_t **self_p)
     }
     mesh_t *self = *self_p;
     drop_peers(self);
-    for (size_t i = 0; i < self->n_pending; i++) {
-        mesh_conn_destroy(&self->pending[i]);
-    }
+    drop_pending(self);
     if (self->listen_fd >= 0) {
         close(self->listen_fd);
     }
@@ -126,8 +143,15 @@ static void mark_dead(mesh_t *self, uint32_t rank, const char *fmt, ...)
         return;
     }
     peer->dead = true;
+    peer->lost = rank;
     if (peer->conn != NULL) {
         shutdown(peer->conn->fd, SHUT_RDWR); /* it learns that we are through with it */
+    }
+    if (peer->conn != NULL && peer->conn->got_bye) { /* its own words explain its end of file */
+        peer->lost = peer->conn->bye.lost;
+        snprintf(peer->why, sizeof peer->why, "rank %u left the group: %s", rank,
+                 peer->conn->bye.why);
+        return;
     }
     int n = snprintf(peer->why, sizeof peer->why, "rank %u ", rank);
     va_list ap;
@@ -142,12 +166,51 @@ lk_status_t mesh_peer_status(const mesh_t *self, uint32_t rank, lk_error_t *err)
     return peer->dead ? lk_error_set(err, LK_ERR_PEER, "%s", peer->why) : LK_OK;
 }
 
+/* The dead rank that tells most: the first that said no good-bye, or else the first. NULL: none. */
+static const mesh_peer_t *first_dead(const mesh_t *self)
+{
+    const mesh_peer_t *found = NULL;
+    for (uint32_t r = self->size; r-- > 0;) {
+        const mesh_peer_t *peer = &self->peers[r];
+        bool plain = peer->dead && peer->lost == (int64_t)r;
+        if (peer->dead && (found == NULL || plain || found->lost != found - self->peers)) {
+            found = peer;
+        }
+    }
+    return found;
+}
+
 lk_status_t mesh_any_dead(const mesh_t *self, lk_error_t *err)
 {
+    const mesh_peer_t *dead = first_dead(self);
+    return dead != NULL ? lk_error_set(err, LK_ERR_PEER, "%s", dead->why) : LK_OK;
+}
+
+int64_t mesh_lost(const mesh_t *self)
+{
+    const mesh_peer_t *dead = first_dead(self);
+    return dead != NULL ? dead->lost : -1;
+}
+
+lk_status_t mesh_leave(mesh_t *self, int64_t lost, const char *why, lk_error_t *err)
+{
+    mesh_bye_t bye = {.lost = lost};
+    snprintf(bye.why, sizeof bye.why, "%s", why);
+    mesh_header_t head = mesh_header(self, FRAME_BYE, 0, 0, sizeof bye);
     for (uint32_t r = 0; r < self->size; r++) {
-        LK_RETURN_IF_ERROR(mesh_peer_status(self, r, err));
+        mesh_conn_t *conn = self->peers[r].conn;
+        if (conn != NULL && !self->peers[r].dead) {
+            lk_error_t ignored;
+            mesh_conn_cancel_exchange(conn);
+            mesh_conn_queue(conn, &head, &bye);
+            (void)!mesh_conn_flush(conn, &ignored); /* full or gone: it sees the end of file */
+        }
     }
-    return LK_OK;
+    drop_peers(self);
+    drop_pending(self);
+    self->joined = false;
+    self->vote.posted = self->ex.posted = false;
+    return listen_anew(self, err);
 }
 
 void mesh_pump(mesh_t *self, uint32_t rank)

@@ -4,7 +4,9 @@
  * host. Every message carries the group epoch; another epoch's is dropped.
  *
  * All non-blocking, one thread. Reading is done by mesh_poll and by the test operations; a peer's
- * end of file or a broken frame marks it dead, by name, and fails everything that needs it.
+ * end of file or a broken frame marks it dead, by name, and fails everything that needs it. A rank
+ * that leaves its group epoch says because of whom (mesh_leave), so that its own end of file is not
+ * taken for a death.
  * A contiguous exchange writes straight from the caller's buffers (writev), no copy in between.
  */
 #ifndef LK_ENGINE_CORE_DP_MESH_H
@@ -34,6 +36,13 @@ void mesh_missing(const mesh_t *self, char *out, size_t room);
 /* Moves bytes both ways; never blocks. Returns LK_ERR_PEER once a peer is dead. */
 LK_MUST_USE lk_status_t mesh_poll(mesh_t *self, lk_error_t *err);
 size_t mesh_pollfds(const mesh_t *self, struct pollfd *fds, size_t room);
+
+/* Ends the group epoch here: tells the peers why and because of which rank (-1: unknown), closes
+ * every connection, and listens at a fresh address. Views stay valid; mesh_connect_post is next. */
+LK_MUST_USE lk_status_t mesh_leave(mesh_t *self, int64_t lost, const char *why, lk_error_t *err);
+/* The rank that is behind an LK_ERR_PEER: the first that is dead, unless it left because of another
+ * one. -1: none. */
+int64_t mesh_lost(const mesh_t *self);
 
 /* Ranks whose share of the posted exchange is missing, as "1, 3"; "" when none is posted. */
 void mesh_exchange_missing(const mesh_t *self, char *out, size_t room);

@@ -214,6 +214,9 @@ static lk_status_t on_header(mesh_t *mesh, mesh_conn_t *self, lk_error_t *err)
         return mesh_vote_header(mesh, self, &self->body, err);
     case FRAME_EXCHANGE:
         return mesh_ep_header(mesh, self, &self->body, err);
+    case FRAME_BYE:
+        self->body = head->length == sizeof self->bye ? (uint8_t *)&self->bye : NULL;
+        return LK_OK;
     default:
         return lk_error_set(err, LK_ERR_PEER, "sent a frame of unknown kind %u", head->kind);
     }
@@ -227,6 +230,11 @@ static lk_status_t on_frame(mesh_t *mesh, mesh_conn_t *self, lk_error_t *err)
         return LK_OK;
     }
     if (self->head.epoch != mesh->epoch) {
+        return LK_OK;
+    }
+    if (self->head.kind == FRAME_BYE) {
+        self->bye.why[sizeof self->bye.why - 1] = '\0';
+        self->got_bye = self->body != NULL;
         return LK_OK;
     }
     return self->head.kind == FRAME_VOTE ? mesh_vote_frame(mesh, self, err)

@@ -17,7 +17,7 @@
 #define MESH_STAGE        (16u << 10)  /* small frames are read through a buffer of this size */
 #define MESH_MAX_PENDING  1024         /* accepted connections that have not said who they are */
 
-typedef enum { FRAME_HELLO = 1, FRAME_VOTE, FRAME_EXCHANGE } mesh_frame_t;
+typedef enum { FRAME_HELLO = 1, FRAME_VOTE, FRAME_EXCHANGE, FRAME_BYE } mesh_frame_t;
 
 typedef struct {
     uint32_t magic;
@@ -31,6 +31,12 @@ typedef struct {
 typedef struct {
     uint32_t rank, size;
 } mesh_hello_t;
+
+/* The sender leaves its group epoch. */
+typedef struct {
+    int64_t lost;  /* the rank to blame; -1: unknown */
+    char why[184]; /* NUL-terminated */
+} mesh_bye_t;
 
 /* Where the bytes of a frame go; filled by mesh_on_header. */
 typedef struct mesh_conn {
@@ -46,6 +52,8 @@ typedef struct mesh_conn {
     uint8_t *body; /* NULL: the frame is dropped */
     size_t body_got;
     uint64_t vote[ALLREDUCE_MAX_LEN];
+    mesh_bye_t bye;
+    bool got_bye;
     /* writing: an exchange that has begun, then control, then an exchange that has not */
     lk_buf_t control;
     size_t control_sent;
@@ -78,7 +86,8 @@ typedef struct {
     mesh_conn_t *conn;
     char address[112]; /* for another try to connect */
     bool dead;
-    char why[192]; /* names the rank */
+    char why[256]; /* names the rank */
+    int64_t lost;  /* the rank to blame for it */
     mesh_vote_slot_t votes[2];
     mesh_ex_slot_t exchanges[2];
 } mesh_peer_t;

@@ -55,11 +55,17 @@ lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb, l
     return LK_OK;
 }
 
-static void mark_dirty(weight_state_t *self, const char *why)
+void weight_state_mark_dirty(weight_state_t *self, const char *why)
+{
+    self->gates |= GATE_DIRTY;
+    snprintf(self->dirty_why, sizeof self->dirty_why, "%s", why);
+}
+
+/* A session did not commit; with shadow swap it wrote nothing that is in use. */
+static void spoil(weight_state_t *self, const char *why)
 {
     if (!self->shadow) {
-        self->gates |= GATE_DIRTY;
-        snprintf(self->dirty_why, sizeof self->dirty_why, "%s", why);
+        weight_state_mark_dirty(self, why);
     }
 }
 
@@ -71,7 +77,7 @@ void weight_state_close_session(weight_state_t *self, bool clean, const char *wh
     self->session = false;
     self->gates &= ~GATE_SESSION;
     if (!clean) {
-        mark_dirty(self, why);
+        spoil(self, why);
     }
 }
 

@@ -42,6 +42,8 @@ void weight_state_close_session(weight_state_t *self, bool clean, const char *wh
 void weight_state_commit(weight_state_t *self, const char *version);
 /* A commit that failed on some rank. */
 void weight_state_commit_failed(weight_state_t *self, const char *why);
+/* Only a complete update cleans it. */
+void weight_state_mark_dirty(weight_state_t *self, const char *why);
 void weight_state_relabel(weight_state_t *self, const char *version);
 
 uint64_t weight_state_hash(const weight_state_t *self, uint64_t seed);

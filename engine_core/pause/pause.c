@@ -147,6 +147,24 @@ void pause_quiet(pause_t *self)
     take(self, PAUSE_EVENT_QUIET);
 }
 
+void pause_leave(pause_t *self)
+{
+    pause_clear_calls(self);
+    if (self->state == PAUSE_STATE_DRAINING) {
+        (void)take(self, PAUSE_EVENT_RESUME);
+    }
+    self->has_sole = false;
+}
+
+void pause_form(pause_t *self, bool paused, bool cleared)
+{
+    pause_clear_calls(self);
+    self->state = paused ? PAUSE_STATE_STOPPED : PAUSE_STATE_RUNNING;
+    self->epoch = 0;
+    self->has_sole = false;
+    self->cleared = paused && cleared;
+}
+
 void pause_clear_calls(pause_t *self)
 {
     self->n_calls = 0;

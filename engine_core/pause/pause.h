@@ -87,6 +87,11 @@ void pause_quiet(pause_t *self);
 
 void pause_clear_calls(pause_t *self);
 
+/* The group epoch is over: calls are forgotten, a drain is lifted, a stop stays. */
+void pause_leave(pause_t *self);
+/* A new one begins: paused by nobody in particular, or running; pause epoch 0. */
+void pause_form(pause_t *self, bool paused, bool cleared);
+
 static inline bool pause_is_paused(const pause_t *self)
 {
     return self->state != PAUSE_STATE_RUNNING;

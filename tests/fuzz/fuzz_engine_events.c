@@ -455,13 +455,13 @@ static void settle(rig_t *self, input_t *in)
 
 static void lose_peer(rig_t *self, input_t *in)
 {
-    lk_error_t err = LK_ERROR_INIT;
     uint32_t r = next_u8(in) % RANKS;
+    char why[32];
     if (next_u8(in) != 77 || engine_core_failed(self->engines[r]) != NULL) {
         return; /* rare: it mostly ends the run */
     }
-    (void)lk_error_set(&err, LK_ERR_PEER, "engine %u is gone", 1 - r);
-    engine_core_peer_lost(self->engines[r], &err);
+    snprintf(why, sizeof why, "engine %u is gone", 1 - r);
+    engine_core_leave(self->engines[r], 1 - r, why);
 }
 
 typedef void (*event_fn)(rig_t *self, input_t *in);

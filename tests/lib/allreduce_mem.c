@@ -171,6 +171,17 @@ void allreduce_mem_deliver(allreduce_mem_t *self, uint32_t from, uint32_t to)
     self->members[to].arrived[from]++;
 }
 
+void allreduce_mem_reset(allreduce_mem_t *self)
+{
+    self->dead = -1;
+    for (uint32_t r = 0; r < self->size; r++) {
+        member_t *m = &self->members[r];
+        memset(m->arrived, 0, self->size * sizeof *m->arrived);
+        m->next = 0;
+        m->out = false;
+    }
+}
+
 void allreduce_mem_kill(allreduce_mem_t *self, uint32_t rank)
 {
     self->dead = rank;

@@ -20,6 +20,8 @@ bool allreduce_mem_in_flight(const allreduce_mem_t *self, uint32_t from, uint32_
 bool allreduce_mem_ready(const allreduce_mem_t *self, uint32_t rank);
 void allreduce_mem_deliver(allreduce_mem_t *self, uint32_t from, uint32_t to);
 /* Everything that needs `rank` fails with LK_ERR_PEER from now on. */
+/* A new group epoch: nothing is out or in flight, nobody is dead, the next round is 0. */
+void allreduce_mem_reset(allreduce_mem_t *self);
 void allreduce_mem_kill(allreduce_mem_t *self, uint32_t rank);
 
 #endif

@@ -191,6 +191,19 @@ void ep_mem_kill(ep_mem_t *self, uint32_t rank)
     self->members[rank].dead = true;
 }
 
+void ep_mem_reset(ep_mem_t *self)
+{
+    for (uint32_t from = 0; from < self->ranks; from++) {
+        self->members[from].posted = self->members[from].dead = false;
+        for (uint32_t to = 0; to < self->ranks; to++) {
+            queue_t *q = queue(self, from, to);
+            while (q->n > 0) {
+                free(q->items[--q->n].data);
+            }
+        }
+    }
+}
+
 size_t ep_mem_in_flight(const ep_mem_t *self)
 {
     size_t n = 0;

@@ -17,6 +17,8 @@ void ep_mem_destroy(ep_mem_t **self_p);
 ep_t ep_mem_rank(ep_mem_t *self, uint32_t rank);
 /* Every exchange of its peers fails from now on, naming it. */
 void ep_mem_kill(ep_mem_t *self, uint32_t rank);
+/* A new group epoch: nothing is posted or delivered, nobody is dead. */
+void ep_mem_reset(ep_mem_t *self);
 /* Messages that are delivered and not yet taken, over all ranks. */
 size_t ep_mem_in_flight(const ep_mem_t *self);
 /* Exchanges that `rank` has completed. */

@@ -2,7 +2,7 @@
 #include "tests/sim/net.h"
 #include "base/check.h"
 
-static void reply(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg)
+static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
     sim_t *sim = ctx;
     if (role == MSG_ROLE_ENGINE && rank < sim->o.ranks) {

@@ -13,6 +13,7 @@
 #include "engine_core/dp/group_internal.h"
 #include "tests/sim/design.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -382,9 +383,49 @@ void group_update_done(group_t *self, const lk_error_t *result)
 
 /* ---- state ---- */
 
-bool group_lose_peers(group_t *self)
+/* The old design has one group epoch: who leaves it stays outside. */
+void group_leave(group_t *self, bool clean, const char *why)
 {
-    return false;
+    snprintf(self->left_why, sizeof self->left_why, "%s", why);
+    self->phase = GROUP_OUTSIDE;
+    self->run = false;
+}
+
+void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool fresh)
+{
+    CHECKF(false, "the old design forms no second group");
+}
+
+bool group_is_member(const group_t *self)
+{
+    return self->phase == GROUP_MEMBER;
+}
+
+const char *group_left_why(const group_t *self)
+{
+    return self->phase == GROUP_MEMBER ? NULL : self->left_why;
+}
+
+const char *group_closed_why(const group_t *self)
+{
+    return self->weights.gates & GATE_DIRTY ? self->weights.dirty_why : NULL;
+}
+
+bool group_needs_complete(const group_t *self)
+{
+    return self->weights.gates & GATE_DIRTY;
+}
+
+unsigned group_gates(const group_t *self)
+{
+    return self->weights.gates;
+}
+
+const group_held_t *group_held(group_t *self)
+{
+    self->held.epoch = self->weights.epoch;
+    snprintf(self->held.version, sizeof self->held.version, "%s", self->weights.version);
+    return &self->held;
 }
 
 uint64_t group_round(const group_t *self)

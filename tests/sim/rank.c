@@ -183,7 +183,8 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
     }
     for (uint32_t f = 0; f < sim->o.frontends; f++) {
         msg_t here = {.type = MSG_ENGINE_HERE};
-        here.engine_here = (msg_engine_here_t){self->rank, self->generation};
+        here.engine_here =
+            (msg_engine_here_t){self->rank, self->generation, engine_core_group_epoch(self->core)};
         send_msg(self, SIM_LINK_HERE, sim_node_front(sim, f), &here);
     }
     char digest[DIGEST_HEX_SIZE];
@@ -196,7 +197,9 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
                               .max_model_len = sim->max_model_len,
                               .vocab_size = sim->model.vocab_size,
                               .dtype = msg_str("float32"),
-                              .digest = msg_str(digest)};
+                              .digest = msg_str(digest),
+                              .group_epoch = engine_core_group_epoch(self->core),
+                              .lockstep = sim->o.moe && sim->o.ranks > 1};
     send_msg(self, SIM_LINK_HANDSHAKE, sim_node_coord(), &msg);
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_RANK_UP, .rank = self->rank});
     sim_rank_wake(self, sim->now_ns);

@@ -95,7 +95,7 @@ static void on_hello(fcl_t *c, const msg_t *hello, const port_peer_t *peer)
         c->input[r] = fcl_open(c, PORT_DEALER, false, input);
         c->output[r] = fcl_open(c, PORT_PUSH, false, output);
         msg_t here = {.type = MSG_ENGINE_HERE};
-        here.engine_here = (msg_engine_here_t){r, 1};
+        here.engine_here = (msg_engine_here_t){r, 1, 1};
         put(c->input[r], NULL, &here);
     }
 }

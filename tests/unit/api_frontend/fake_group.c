@@ -157,10 +157,29 @@ void fg_stats(fake_group_t *g, bool serving, bool run, uint64_t group_epoch, con
     msg.stats.serving = serving;
     msg.stats.run = run;
     msg.stats.group_epoch = group_epoch;
+    msg.stats.lockstep = g->config.expert_parallel;
     msg.stats.max_model_len = 64;
     msg.stats.vocab_size = 300;
     msg.stats.dead.items = &name;
     msg.stats.dead.count = dead != NULL;
+    engine_client_on_msg(g->client, &msg);
+}
+
+void fg_here(fake_group_t *g, uint32_t rank, uint64_t generation, uint64_t group_epoch)
+{
+    msg_t msg = {.type = MSG_ENGINE_HERE};
+    msg.engine_here = (msg_engine_here_t){rank, generation, group_epoch};
+    engine_client_on_msg(g->client, &msg);
+}
+
+void fg_left(fake_group_t *g, uint32_t rank, uint64_t group_epoch, int64_t lost, const char *why)
+{
+    msg_t msg = {.type = MSG_LEFT};
+    msg.left = (msg_left_t){.rank = rank,
+                            .group_epoch = group_epoch,
+                            .lockstep = g->config.expert_parallel,
+                            .lost = lost,
+                            .why = msg_str(why)};
     engine_client_on_msg(g->client, &msg);
 }
 

@@ -207,9 +207,13 @@ START_TEST(test_dead_engine_dense)
     fg_output(&g, 1, hb, 0, 1, FINISH_STOP);
     ck_assert_int_eq(b.ends, 1);
 
-    /* the coordinator's word that it is back */
+    /* it is back when a new life of it is in a new epoch, together with all others */
     fg_stats(&g, true, false, 2, NULL);
+    ck_assert_ptr_nonnull(engine_client_dead_reason(g.client, 0));
+    fg_here(&g, 1, 1, 2);
+    fg_here(&g, 0, 2, 2);
     ck_assert_ptr_null(engine_client_dead_reason(g.client, 0));
+    ck_assert_ptr_null(engine_client_closed_reason(g.client));
     outcome_t again = {0};
     fg_drop_all(&g);
     engine_client_resume(g.client, 0, on_result, &again);
@@ -218,6 +222,88 @@ START_TEST(test_dead_engine_dense)
     ck_assert_uint_eq(cmd->cmd.number, 1); /* a new generation counts from 1 */
     ck_assert_uint_gt(cmd->cmd.generation, 77);
     ck_assert_uint_eq(cmd->cmd.group_epoch, 2);
+    /* what the old epoch still says means nothing */
+    fg_stats(&g, false, false, 1, "engine 1: silent for 5.0 s");
+    fg_left(&g, 1, 1, 0, "late");
+    fg_here(&g, 0, 1, 1);
+    ck_assert_ptr_null(engine_client_dead_reason(g.client, 1));
+    ck_assert_ptr_null(engine_client_closed_reason(g.client));
+    ck_assert_int_eq(again.calls, 0);
+}
+END_TEST
+
+/* A survivor says who is lost, before the coordinator does. */
+START_TEST(test_left_dense)
+{
+    stream_t a = {0}, b = {0};
+    outcome_t pause = {0}, late = {0};
+    add(&a, 0);
+    uint64_t hb = add(&b, 1);
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+    fg_left(&g, 1, 1, 0, "rank 0 closed its mesh connection");
+    const char *text = "engine 0 is lost (rank 0 closed its mesh connection); the group is formed "
+                       "anew, try again";
+    ck_assert_int_eq(a.ends, 1);
+    ck_assert_str_eq(a.error, text);
+    ck_assert_int_eq(b.ends, 0);
+    ck_assert_str_eq(pause.text, text);
+    engine_client_resume(g.client, 0, on_result, &late);
+    ck_assert_str_eq(late.text, text);
+    fg_output(&g, 1, hb, 0, 1, FINISH_STOP); /* it goes on */
+    ck_assert_int_eq(b.ends, 1);
+    add(&a, -1);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_ADD), 2);
+}
+END_TEST
+
+START_TEST(test_left_lockstep)
+{
+    fg_fini(&g);
+    fg_init(&g, 2, true);
+    stream_t a = {0};
+    outcome_t info = {0};
+    add(&a, 0);
+    engine_client_utility(g.client, "weight_info", "", 0, on_result, &info);
+    fg_left(&g, 0, 1, -1, "out of step"); /* nobody's death */
+    ck_assert_int_eq(a.ends, 1);
+    ck_assert_ptr_nonnull(strstr(a.error, "engine 0 left the group (out of step)"));
+    ck_assert_int_eq(info.calls, 0);
+    static const uint32_t prompt[] = {1};
+    engine_request_t request = {.prompt = prompt, .n_prompt = 1, .rank = 0};
+    uint64_t handle;
+    lk_error_t err;
+    ck_assert_int_eq(engine_client_add(g.client, &request, on_output, &a, &handle, &err),
+                     LK_ERR_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(err.text, "engine 0 left the group (out of step)"));
+    /* not before every rank is in the new epoch and the coordinator says so */
+    fg_here(&g, 0, 1, 2);
+    fg_here(&g, 1, 1, 2);
+    ck_assert_ptr_nonnull(engine_client_closed_reason(g.client));
+    fg_stats(&g, true, false, 2, NULL);
+    ck_assert_ptr_null(engine_client_closed_reason(g.client));
+    ck_assert_int_eq(engine_client_add(g.client, &request, on_output, &a, &handle, &err), LK_OK);
+    /* a rank that speaks for itself is not lost, whoever says so */
+    fg_left(&g, 1, 2, -1, "x");
+    fg_left(&g, 0, 2, 1, "rank 1 closed its mesh connection");
+    ck_assert_ptr_null(engine_client_dead_reason(g.client, 1));
+    ck_assert_ptr_nonnull(engine_client_closed_reason(g.client));
+}
+END_TEST
+
+/* A dense rank came back so fast that nobody missed it: what its old life had is over. */
+START_TEST(test_replaced_rank)
+{
+    stream_t a = {0}, b = {0};
+    fg_here(&g, 0, 1, 1);
+    fg_here(&g, 1, 1, 1);
+    add(&a, 0);
+    add(&b, 1);
+    fg_here(&g, 0, 2, 2);
+    ck_assert_int_eq(a.ends, 1);
+    ck_assert_str_eq(a.error, "engine 0 has ended and was started again");
+    ck_assert_int_eq(b.ends, 0);
+    fg_here(&g, 1, 1, 2);
+    ck_assert_int_eq(b.ends, 0);
 }
 END_TEST
 
@@ -364,7 +450,7 @@ START_TEST(test_resend_keeps_order)
     ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 0);
     /* a reconnect sends at once */
     msg_t here = {.type = MSG_ENGINE_HERE};
-    here.engine_here = (msg_engine_here_t){1, 5};
+    here.engine_here = (msg_engine_here_t){1, 5, 1};
     engine_client_on_msg(g.client, &here);
     expect_cmd(1, 2, CMD_RESUME);
     /* an engine that repeats an old SEEN misses something */
@@ -550,6 +636,12 @@ START_TEST(test_new_group_epoch)
     ck_assert_int_eq(o.status, LK_ERR_UNAVAILABLE);
     outcome_t again = {0};
     engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &again);
+    ck_assert_int_eq(again.calls, 1); /* not before every rank is in it */
+    ck_assert_int_eq(again.status, LK_ERR_UNAVAILABLE);
+    fg_here(&g, 0, 1, 2);
+    fg_here(&g, 1, 1, 2);
+    again = (outcome_t){0};
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &again);
     ck_assert_uint_eq(g.generation, old + 1);
     /* an answer of the old generation means nothing */
     g.generation = old;
@@ -640,6 +732,9 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_many_requests);
     tcase_add_test(tc, test_dead_engine_dense);
     tcase_add_test(tc, test_dead_engine_expert_parallel);
+    tcase_add_test(tc, test_left_dense);
+    tcase_add_test(tc, test_left_lockstep);
+    tcase_add_test(tc, test_replaced_rank);
     tcase_add_test(tc, test_pause_needs_every_rank);
     tcase_add_test(tc, test_pause_deadline_names_ranks_and_rolls_back);
     tcase_add_test(tc, test_wait_has_no_deadline);

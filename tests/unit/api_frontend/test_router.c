@@ -126,6 +126,26 @@ START_TEST(test_sessions_stay_and_spread)
 }
 END_TEST
 
+START_TEST(test_avoided_ranks_are_the_last_resort)
+{
+    router_t r;
+    uint32_t rank;
+    lk_error_t err;
+    router_init(&r, 3, 0, 1);
+    router_set_avoided(&r, 0, true);
+    router_set_avoided(&r, 2, true);
+    for (int i = 0; i < 20; i++) {
+        ck_ok(router_pick(&r, -1, i % 2 != 0 ? router_session("s", 1) : 0, &rank, &err));
+        ck_assert_uint_eq(rank, 1);
+    }
+    ck_ok(router_pick(&r, 2, 0, &rank, &err)); /* who asks for it gets it */
+    ck_assert_uint_eq(rank, 2);
+    router_set_dead(&r, 1, true);
+    ck_ok(router_pick(&r, -1, 0, &rank, &err));
+    ck_assert_uint_ne(rank, 1);
+}
+END_TEST
+
 START_TEST(test_sessions_of_a_dead_rank_move_alone)
 {
     router_t r;
@@ -178,6 +198,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_pin_and_dead);
     tcase_add_test(tc, test_sessions_stay_and_spread);
     tcase_add_test(tc, test_sessions_of_a_dead_rank_move_alone);
+    tcase_add_test(tc, test_avoided_ranks_are_the_last_resort);
     tcase_add_test(tc, test_session_guard);
     suite_add_tcase(suite, tc);
     return suite;

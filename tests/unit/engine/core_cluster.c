@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CC_BLOCK 4
+#define CC_BLOCK       4
+#define CC_FIRST_EPOCH 3
 
 static const char dense_config[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_size\": 8, "
@@ -122,7 +123,8 @@ static void on_done(cc_t *self, uint32_t frontend, const msg_done_t *done)
     }
     for (size_t i = 0; i < self->n_calls; i++) {
         cc_call_t *call = &self->calls[i];
-        if (call->frontend != frontend || call->number != done->number) {
+        if (call->frontend != frontend || call->generation != done->generation ||
+            call->number != done->number) {
             continue;
         }
         unsigned bit = 1u << done->rank;
@@ -146,7 +148,7 @@ static void on_seen(cc_t *self, uint32_t frontend, const msg_seen_t *seen)
     for (size_t i = 0; i < self->n_calls; i++) {
         cc_call_t *call = &self->calls[i];
         if (seen->generation == self->generation[frontend] && call->frontend == frontend &&
-            call->number <= seen->number) {
+            call->generation == seen->generation && call->number <= seen->number) {
             call->seen |= 1u << seen->rank;
         }
     }
@@ -178,6 +180,11 @@ static void to_frontend(void *ctx, uint32_t frontend, const msg_t *msg)
     case MSG_ENGINE_DEAD:
         snprintf(self->dead[host->rank], sizeof self->dead[0], "%s",
                  msg_cstr(msg->engine_dead.why));
+        break;
+    case MSG_LEFT:
+        ck_assert_uint_eq(msg->left.group_epoch, self->group_epoch);
+        ck_assert_uint_eq(msg->left.rank, host->rank);
+        snprintf(self->left[host->rank], sizeof self->left[0], "%s", msg_cstr(msg->left.why));
         break;
     default:
         ck_abort_msg("%s to a front end", msg_type_name(msg->type));
@@ -220,7 +227,7 @@ static void to_coordinator(void *ctx, const msg_t *msg)
 
 /* ---- set-up ---- */
 
-static void open_engine(cc_t *self, uint32_t r)
+static void open_engine(cc_t *self, uint32_t r, uint64_t weight_floor)
 {
     const cc_config_t *config = &self->config;
     lk_error_t err = LK_ERROR_INIT;
@@ -242,7 +249,9 @@ static void open_engine(cc_t *self, uint32_t r)
     engine_core_config_t core = {.rank = r,
                                  .dp_size = config->n_ranks,
                                  .n_frontends = config->n_frontends,
-                                 .group_epoch = 3,
+                                 .group_epoch = self->group_epoch,
+                                 .rejoin = self->group_epoch > CC_FIRST_EPOCH,
+                                 .weight_floor = weight_floor,
                                  .shadow = config->shadow,
                                  .lockstep = ep,
                                  .sync_interval = config->sync_interval,
@@ -281,7 +290,7 @@ static void describe_tensors(cc_t *self)
     for (size_t i = 0; i < self->n_tensors; i++) {
         const weight_slot_t *slot = weight_table_at(table, i);
         self->descs[i] =
-            (tensor_desc_t){.name = slot->name, .dtype = LK_DTYPE_F32, .ndim = slot->ndim};
+            (tensor_desc_t){.name = strdup(slot->name), .dtype = LK_DTYPE_F32, .ndim = slot->ndim};
         memcpy(self->descs[i].shape, slot->shape, sizeof slot->shape);
         self->data[i] = calloc(slot->numel, sizeof(float));
     }
@@ -293,6 +302,7 @@ cc_t *cc_new(const cc_config_t *config)
     ck_assert_ptr_nonnull(self);
     self->config = *config;
     self->now_ns = 1000 * LK_SECOND_NS;
+    self->group_epoch = CC_FIRST_EPOCH;
     self->env = (lk_env_t){self, cc_now, cc_random};
     lk_prng_seed(&self->prng, config->seed);
     lk_error_t err = LK_ERROR_INIT;
@@ -302,7 +312,7 @@ cc_t *cc_new(const cc_config_t *config)
     self->hub = allreduce_mem_new(config->n_ranks, false, config->doorbell);
     self->ep = ep_mem_new(config->n_ranks);
     for (uint32_t r = 0; r < config->n_ranks; r++) {
-        open_engine(self, r);
+        open_engine(self, r, 0);
     }
     for (uint32_t f = 0; f < config->n_frontends; f++) {
         self->generation[f] = 1;
@@ -311,6 +321,14 @@ cc_t *cc_new(const cc_config_t *config)
     describe_tensors(self);
     cc_note_epoch(self);
     return self;
+}
+
+static void drop_link(cc_link_t *link)
+{
+    for (; link->n > 0; link->n--, link->head++) {
+        free(link->items[link->head % 512].spec);
+        free(link->items[link->head % 512].prompt);
+    }
 }
 
 void cc_destroy(cc_t **self_p)
@@ -322,15 +340,12 @@ void cc_destroy(cc_t **self_p)
     }
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
         for (uint32_t r = 0; r < self->config.n_ranks; r++) {
-            cc_link_t *link = &self->links[f][r];
-            for (; link->n > 0; link->n--, link->head++) {
-                free(link->items[link->head % 512].spec);
-                free(link->items[link->head % 512].prompt);
-            }
+            drop_link(&self->links[f][r]);
         }
     }
     cc_kill_trainer(self);
     for (size_t i = 0; i < self->n_tensors; i++) {
+        free((char *)(uintptr_t)self->descs[i].name);
         free(self->data[i]);
     }
     free(self->data);
@@ -416,7 +431,7 @@ static void send_cmd(cc_t *self, const cc_call_t *call, uint64_t kind, uint64_t 
                               .clear_cache = clear_cache,
                               .target = kind == CMD_CANCEL ? value : 0,
                               .verb = kind == CMD_UPDATE ? value : 0,
-                              .group_epoch = 3};
+                              .group_epoch = self->group_epoch};
         cc_queued_t *q = push(self, call->frontend, r, &msg);
         if (spec != NULL) {
             q->spec = strdup(spec);
@@ -430,7 +445,9 @@ size_t cc_call(cc_t *self, uint32_t frontend, uint64_t kind, uint64_t value, boo
 {
     ck_assert_uint_lt(self->n_calls, CC_MAX_CALLS);
     size_t i = self->n_calls++;
-    self->calls[i] = (cc_call_t){.frontend = frontend, .number = self->next_number[frontend]++};
+    self->calls[i] = (cc_call_t){.frontend = frontend,
+                                 .generation = self->generation[frontend],
+                                 .number = self->next_number[frontend]++};
     send_cmd(self, &self->calls[i], kind, value, clear_cache, spec, mask);
     return i;
 }
@@ -738,6 +755,52 @@ void cc_note_epoch(cc_t *self)
             self->digests[epoch] = digest;
         }
     }
+}
+
+/* ---- group epochs ---- */
+
+void cc_kill(cc_t *self, unsigned mask, const char *why)
+{
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        if (!(mask >> r & 1)) {
+            engine_core_leave(self->engines[r], (int64_t)__builtin_ctz(mask), why);
+            continue;
+        }
+        engine_core_destroy(&self->engines[r]);
+        self->executors[r]->ops->close(self->executors[r]);
+        self->executors[r] = NULL;
+        self->n_starts[r] = 0;
+        for (size_t i = 0; i < self->n_requests; i++) {
+            cc_request_t *request = &self->requests[i];
+            if (request->rank == r && request->finish == FINISH_NONE) {
+                request->finish = FINISH_ERROR; /* by its front end */
+                request->error_status = LK_ERR_UNAVAILABLE;
+            }
+        }
+    }
+}
+
+void cc_form(cc_t *self, uint64_t weight_floor)
+{
+    self->group_epoch++;
+    allreduce_mem_reset(self->hub);
+    ep_mem_reset(self->ep);
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+            drop_link(&self->links[f][r]);
+        }
+        self->n_starts[r] = 0;
+        if (self->executors[r] == NULL) {
+            open_engine(self, r, weight_floor);
+        } else {
+            engine_core_form(self->engines[r], self->group_epoch, weight_floor);
+        }
+    }
+    for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+        self->generation[f]++;
+        self->next_number[f] = 1;
+    }
+    self->group = (msg_group_t){0};
 }
 
 /* ---- state ---- */

@@ -47,7 +47,7 @@ typedef struct {
 
 typedef struct {
     uint32_t frontend;
-    uint64_t number;
+    uint64_t generation, number;
     unsigned seen, done;
     lk_status_t status[CC_MAX_RANKS];
     char text[CC_MAX_RANKS][512], body[CC_MAX_RANKS][512];
@@ -86,6 +86,7 @@ typedef struct cc {
     cc_link_t links[CC_MAX_FRONTENDS][CC_MAX_RANKS];
     uint64_t starts[CC_MAX_RANKS][64];
     size_t n_starts[CC_MAX_RANKS];
+    uint64_t group_epoch;
     uint64_t generation[CC_MAX_FRONTENDS], next_number[CC_MAX_FRONTENDS];
     cc_request_t requests[CC_MAX_REQUESTS]; /* handle = index + 1 */
     size_t n_requests;
@@ -93,7 +94,7 @@ typedef struct cc {
     size_t n_calls;
     char utility[CC_MAX_RANKS][2048];
     lk_status_t utility_status[CC_MAX_RANKS];
-    char dead[CC_MAX_RANKS][512];
+    char dead[CC_MAX_RANKS][512], left[CC_MAX_RANKS][512]; /* newest ENGINE_DEAD, LEFT */
     msg_group_t group;
     uint64_t loads, heartbeats;
     msg_load_t load[CC_MAX_RANKS];
@@ -150,6 +151,11 @@ void cc_kill_trainer(cc_t *self);
 /* Notes the digest of the weights in force, by epoch; shadow: and checks that it never changes within
  * one. After every event while a FINISH is under way. */
 void cc_note_epoch(cc_t *self);
+
+/* The ranks in mask die; their requests end. The others leave, naming `why`. */
+void cc_kill(cc_t *self, unsigned mask, const char *why);
+/* Those that were killed are started again, and all form the next group epoch. */
+void cc_form(cc_t *self, uint64_t weight_floor);
 
 uint64_t cc_steps(const cc_t *self);
 size_t cc_unfinished(const cc_t *self);

@@ -271,7 +271,8 @@ static lk_status_t make_engine_core(lk_error_t *err)
     return status;
 }
 
-static void drop_reply(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg)
+static void drop_reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation,
+                       const msg_t *msg)
 {
 }
 

@@ -1,0 +1,383 @@
+/* engine_enrol.c: the handshake with the coordinator, the links to everybody, and the sockets' part
+ * of entering and leaving group epochs. */
+#include "base/check.h"
+#include "base/log.h"
+#include "base/spawn.h"
+#include "engine_core/engine_app.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void carry_out(engine_app_t *app, unsigned actions, int64_t lost, const char *why);
+
+static uint64_t now_ns(const engine_app_t *app)
+{
+    return lk_env_now_ns(app->env);
+}
+
+static void end(engine_app_t *app, const lk_error_t *err)
+{
+    if (app->ended.status == LK_OK) {
+        app->ended = *err;
+    }
+}
+
+/* ---- what is said ---- */
+
+static void say_hello(engine_app_t *app, const char *why)
+{
+    char hash[33];
+    config_group_hash(app->config, hash);
+    msg_t msg = {.type = MSG_HELLO};
+    msg.hello = (msg_hello_t){.role = MSG_ROLE_ENGINE,
+                              .rank = app->rank,
+                              .pid = (uint64_t)getpid(),
+                              .config_hash = msg_str(hash),
+                              .mesh_address = msg_str(mesh_address(app->mesh)),
+                              .left_epoch = app->enrol.left,
+                              .member_of = enrol_member_of(&app->enrol),
+                              .why = msg_str(why)};
+    engine_link_send(&app->handshake, &app->scratch, &msg);
+}
+
+static void say_here(engine_app_t *app, uint32_t frontend)
+{
+    msg_t here = {.type = MSG_ENGINE_HERE};
+    here.engine_here = (msg_engine_here_t){app->rank, app->config->generation, app->enrol.epoch};
+    engine_link_send(&app->inputs[frontend], &app->scratch, &here);
+}
+
+static void say_ready(engine_app_t *app)
+{
+    char digest[DIGEST_HEX_SIZE];
+    const weight_table_t *weights = app->setup.ops->weights(app->setup.executor);
+    digest_hex(weight_table_digest(weights), digest);
+    msg_t msg = {.type = MSG_READY};
+    msg.ready = (msg_ready_t){.role = MSG_ROLE_ENGINE,
+                              .rank = app->rank,
+                              .num_blocks = app->setup.num_blocks,
+                              .block_size = app->setup.block_size,
+                              .max_model_len = app->setup.max_model_len,
+                              .vocab_size = app->setup.model.vocab_size,
+                              .dtype = msg_str(dtype_torch_name(app->setup.dtype)),
+                              .digest = msg_str(digest),
+                              .group_epoch = app->enrol.epoch,
+                              .lockstep = app->setup.lockstep};
+    engine_link_send(&app->handshake, &app->scratch, &msg);
+    LK_INFO(
+        "ready in group epoch %llu: %u KV blocks of %u, %u positions, %s, %u threads, weights %s",
+        (unsigned long long)app->enrol.epoch, app->setup.num_blocks, app->setup.block_size,
+        app->setup.max_model_len, dtype_torch_name(app->setup.dtype), app->setup.threads, digest);
+}
+
+/* ---- links ---- */
+
+/* Opens the link, or opens it anew where the address is another one. *changed: it did either. */
+static lk_status_t link_to(engine_app_t *app, engine_link_t *link, port_kind_t kind,
+                           msg_str_t address, const char *name, bool *changed, lk_error_t *err)
+{
+    *changed = link->port == NULL || strcmp(link->address, msg_cstr(address)) != 0;
+    if (!*changed) {
+        return LK_OK;
+    }
+    engine_link_close(link);
+    const port_peer_t *identity = kind == PORT_DEALER ? &app->identity : NULL;
+    return engine_link_open(link, kind, msg_cstr(address), identity, app->rank,
+                            app->config->generation, name, err);
+}
+
+static lk_status_t link_frontend(engine_app_t *app, const msg_init_t *init, uint32_t f,
+                                 lk_error_t *err)
+{
+    char name[48];
+    bool first = app->inputs[f].port == NULL, input, output;
+    snprintf(name, sizeof name, "front end %u's input", f);
+    LK_RETURN_IF_ERROR(
+        link_to(app, &app->inputs[f], PORT_DEALER, init->inputs.items[f].text, name, &input, err));
+    snprintf(name, sizeof name, "front end %u's output", f);
+    LK_RETURN_IF_ERROR(
+        link_to(app, &app->outputs[f], PORT_PUSH, init->outputs.items[f].text, name, &output, err));
+    if ((input || output) && !first && app->core != NULL) {
+        LK_INFO("front end %u has restarted", f);
+        engine_core_drop_frontend(app->core, f);
+        say_here(app, f);
+    }
+    return LK_OK;
+}
+
+static lk_status_t link_all(engine_app_t *app, lk_error_t *err)
+{
+    const msg_init_t *init = &app->init.init;
+    bool ignored;
+    if (app->inputs == NULL) {
+        app->n_frontends = (uint32_t)init->n_frontends;
+        app->inputs = calloc(app->n_frontends, sizeof *app->inputs);
+        app->outputs = calloc(app->n_frontends, sizeof *app->outputs);
+        if (app->inputs == NULL || app->outputs == NULL) {
+            return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+        }
+    }
+    for (uint32_t f = 0; f < app->n_frontends; f++) {
+        LK_RETURN_IF_ERROR(link_frontend(app, init, f, err));
+    }
+    LK_RETURN_IF_ERROR(link_to(app, &app->wave, PORT_SUB, init->wave_address,
+                               "the coordinator's waves", &ignored, err));
+    return link_to(app, &app->events, PORT_PUSH, init->events_address, "the coordinator's events",
+                   &ignored, err);
+}
+
+/* ---- entering and leaving ---- */
+
+static lk_status_t connect_mesh(engine_app_t *app, lk_error_t *err)
+{
+    const msg_init_t *init = &app->init.init;
+    const char **addresses = calloc(init->dp_size, sizeof *addresses);
+    if (addresses == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    }
+    for (size_t r = 0; r < init->dp_size; r++) {
+        addresses[r] = msg_cstr(init->mesh.items[r].text);
+    }
+    lk_status_t status =
+        mesh_connect_post(app->mesh, init->group_epoch, (uint32_t)init->dp_size, addresses, err);
+    free(addresses);
+    return status;
+}
+
+static lk_status_t form(engine_app_t *app, lk_error_t *err)
+{
+    if (app->core != NULL) {
+        engine_core_form(app->core, app->enrol.epoch, app->init.init.weight_floor);
+    } else {
+        LK_RETURN_IF_ERROR(engine_app_make_core(app, app->enrol.epoch > 1, err));
+        char text[32];
+        snprintf(text, sizeof text, "engine %u", app->rank);
+        spawn_child_report(app->status_fd, true, text);
+    }
+    for (uint32_t f = 0; f < app->n_frontends; f++) {
+        say_here(app, f);
+    }
+    return LK_OK;
+}
+
+static void leave(engine_app_t *app, int64_t lost, const char *why, lk_error_t *err)
+{
+    if (app->core != NULL) {
+        engine_core_leave(app->core, lost, why);
+    }
+    lk_error_t mesh_err;
+    if (mesh_leave(app->mesh, lost, why, &mesh_err) < 0) {
+        *err = mesh_err;
+    }
+}
+
+/* What enrol says, in this order. An error that is nobody's death ends the process. */
+static void carry_out(engine_app_t *app, unsigned actions, int64_t lost, const char *why)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    lk_status_t status = LK_OK;
+    if (actions & ENROL_LEAVE) {
+        leave(app, lost, why, &err);
+        status = err.status;
+    }
+    if (actions & ENROL_HELLO) {
+        say_hello(app, why);
+    }
+    if (status == LK_OK && (actions & (ENROL_CONNECT | ENROL_RELINK))) {
+        status = link_all(app, &err);
+    }
+    if (status == LK_OK && (actions & ENROL_CONNECT)) {
+        status = connect_mesh(app, &err);
+    }
+    if (status == LK_OK && (actions & ENROL_FORM)) {
+        status = form(app, &err);
+    }
+    if (status == LK_OK && (actions & ENROL_READY)) {
+        say_ready(app);
+    }
+    if (status < 0) {
+        end(app, &err);
+    }
+    if (actions & ENROL_END) {
+        lk_error_set(&err, LK_ERR_STATE, "%s", why);
+        end(app, &err);
+    }
+}
+
+/* ---- what the coordinator says ---- */
+
+static lk_status_t check_init(const engine_app_t *app, const msg_init_t *init, lk_error_t *err)
+{
+    bool changed = app->inputs != NULL && init->n_frontends != app->n_frontends;
+    if (init->dp_size != app->config->data_parallel_size || init->mesh.count != init->dp_size ||
+        init->n_frontends < 1 || init->n_frontends > GROUP_MAX_FRONTENDS || changed ||
+        init->inputs.count != init->n_frontends || init->outputs.count != init->n_frontends) {
+        return lk_error_set(err, LK_ERR_PEER,
+                            "INIT of the coordinator: %llu ranks with %zu addresses, %llu front "
+                            "ends with %zu and %zu do not fit --data-parallel-size %llu",
+                            (unsigned long long)init->dp_size, init->mesh.count,
+                            (unsigned long long)init->n_frontends, init->inputs.count,
+                            init->outputs.count,
+                            (unsigned long long)app->config->data_parallel_size);
+    }
+    return LK_OK;
+}
+
+/* Owns *msg. */
+static void on_init(engine_app_t *app, msg_t *msg)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (msg->init.error.len > 0) {
+        char why[LK_ERROR_TEXT_MAX];
+        snprintf(why, sizeof why, "the coordinator refuses: %s", msg_cstr(msg->init.error));
+        msg_fini(msg);
+        carry_out(app, enrol_on(&app->enrol, ENROL_ON_REFUSED, now_ns(app)), -1, why);
+        return;
+    }
+    if (check_init(app, &msg->init, &err) < 0) {
+        msg_fini(msg);
+        end(app, &err);
+        return;
+    }
+    unsigned actions = enrol_on_init(&app->enrol, msg->init.group_epoch, now_ns(app));
+    if (actions & (ENROL_CONNECT | ENROL_RELINK)) {
+        msg_fini(&app->init);
+        app->init = *msg;
+    } else {
+        msg_fini(msg);
+    }
+    carry_out(app, actions, -1, "a newer group epoch has begun");
+}
+
+static void on_dissolve(engine_app_t *app, const msg_dissolve_t *dissolve)
+{
+    unsigned actions = enrol_on_dissolve(&app->enrol, dissolve->group_epoch, now_ns(app));
+    carry_out(app, actions, dissolve->lost, msg_cstr(dissolve->why));
+}
+
+void engine_enrol_on_rollcall(engine_app_t *app)
+{
+    carry_out(app, enrol_on(&app->enrol, ENROL_ON_ROLLCALL, now_ns(app)), -1,
+              "the coordinator was started again");
+}
+
+static bool take_handshake(engine_app_t *app)
+{
+    msg_t msg;
+    bool any = false;
+    while (app->ended.status == LK_OK && engine_link_recv(&app->handshake, &msg) == LK_OK) {
+        any = true;
+        switch (msg.type) {
+        case MSG_INIT:
+            on_init(app, &msg);
+            break;
+        case MSG_DISSOLVE:
+            on_dissolve(app, &msg.dissolve);
+            msg_fini(&msg);
+            break;
+        default:
+            LK_WARN("%s is no message of a handshake; dropped", msg_type_name(msg.type));
+            msg_fini(&msg);
+        }
+    }
+    return any;
+}
+
+/* ---- the mesh ---- */
+
+static void lose(engine_app_t *app, int64_t lost, const char *why)
+{
+    char text[LK_ERROR_TEXT_MAX];
+    snprintf(text, sizeof text, "%s", why); /* may be the core's, which is about to change it */
+    carry_out(app, enrol_on(&app->enrol, ENROL_ON_LOST, now_ns(app)), lost, text);
+}
+
+static bool look_at_mesh(engine_app_t *app)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (app->enrol.state == ENROL_CONNECTING) {
+        lk_status_t status = mesh_connect_test(app->mesh, &err);
+        if (status == LK_OK) {
+            carry_out(app, enrol_on(&app->enrol, ENROL_ON_CONNECTED, now_ns(app)), -1, "");
+        } else if (status < 0) {
+            lose(app, mesh_lost(app->mesh), err.text);
+        }
+        return status != LK_INPROGRESS;
+    }
+    if (app->enrol.state != ENROL_MEMBER) {
+        return false;
+    }
+    if (app->config->data_parallel_size > 1 && mesh_poll(app->mesh, &err) < 0) {
+        lose(app, mesh_lost(app->mesh), err.text);
+        return true;
+    }
+    if (engine_core_left(app->core) != NULL) { /* a collective failed */
+        lose(app, mesh_lost(app->mesh), engine_core_left(app->core));
+        return true;
+    }
+    return false;
+}
+
+/* ---- life ---- */
+
+lk_status_t engine_enrol_start(engine_app_t *app, lk_error_t *err)
+{
+    if (app->config->coordinator_address[0] == '\0') {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "--coordinator-address is missing: engines are started by lockstep "
+                            "serve");
+    }
+    LK_RETURN_IF_ERROR(engine_link_open(&app->handshake, PORT_DEALER,
+                                        app->config->coordinator_address, &app->identity, app->rank,
+                                        app->config->generation, "the coordinator", err));
+    carry_out(app, enrol_on(&app->enrol, ENROL_ON_LOADED, now_ns(app)), -1, "");
+    return LK_OK;
+}
+
+static void check_start_deadline(engine_app_t *app)
+{
+    if (app->core != NULL || now_ns(app) < app->start_deadline_ns) {
+        return;
+    }
+    lk_error_t err;
+    char missing[256] = "";
+    bool connecting = app->enrol.state == ENROL_CONNECTING;
+    if (connecting) {
+        mesh_missing(app->mesh, missing, sizeof missing);
+    }
+    lk_error_set(&err, LK_ERR_TIMEOUT, "no %s within %.0f s%s%s",
+                 connecting ? "mesh of all ranks" : "INIT of the coordinator",
+                 app->config->handshake_timeout_s,
+                 missing[0] != '\0' ? "; not connected to rank " : "", missing);
+    end(app, &err);
+}
+
+bool engine_enrol_turn(engine_app_t *app)
+{
+    bool any = take_handshake(app);
+    if (app->ended.status == LK_OK) {
+        any |= look_at_mesh(app);
+    }
+    const char *why = app->core != NULL ? engine_core_left(app->core) : NULL;
+    carry_out(app, enrol_on_time(&app->enrol, now_ns(app)), -1, why != NULL ? why : "");
+    check_start_deadline(app);
+    return any;
+}
+
+void engine_enrol_fini(engine_app_t *app)
+{
+    for (uint32_t f = 0; f < app->n_frontends; f++) {
+        if (app->inputs != NULL && app->outputs != NULL) {
+            engine_link_close(&app->inputs[f]);
+            engine_link_close(&app->outputs[f]);
+        }
+    }
+    engine_link_close(&app->wave);
+    engine_link_close(&app->events);
+    engine_link_close(&app->handshake);
+    msg_fini(&app->init);
+    free(app->inputs);
+    free(app->outputs);
+}
