@@ -99,8 +99,16 @@ static const char *const children[] = {"lockstep-coordinator", "lockstep-engine"
 
 START_TEST(any_killed_child_ends_the_cluster_by_name)
 {
+    static const char *const args[] = {"--device",
+                                       "null",
+                                       "--data-parallel-size",
+                                       "2",
+                                       "--enable-expert-parallel",
+                                       "--engine-restarts",
+                                       "0",
+                                       NULL};
     cluster_t c;
-    cluster_start(&c, model("qwen3_moe"), args_null2);
+    cluster_start(&c, model("qwen3_moe"), args);
     pid_t pids[4];
     ck_assert_uint_gt(cluster_pids(&c, children[_i], pids, LK_ARRAY_LEN(pids)), 0);
     kill(pids[0], SIGKILL);
