@@ -4,6 +4,7 @@
  * its floor is weight bytes / the rate at which memory is read, measured in the same run.
  *
  *   bench_cpu [threads ...]      default: 1 2
+ *   bench_cpu --quick THREADS    bfloat16, prefill and decode alone (for bench_llamacpp.py)
  */
 #include "base/env.h"
 #include "engine_core/exec/cpu/kernels.h"
@@ -146,7 +147,8 @@ static double decode_rate(bench_t *b, uint32_t n, uint32_t context)
     return n * DECODE / total;
 }
 
-static void bench(uint32_t threads, lk_dtype_t dtype)
+/* quick: prefill and decode alone. */
+static void bench(uint32_t threads, lk_dtype_t dtype, bool quick)
 {
     model_config_t model = smollm2_135m();
     const executor_config_t config = {
@@ -180,6 +182,11 @@ static void bench(uint32_t threads, lk_dtype_t dtype)
         prefill = rate > prefill ? rate : prefill;
     }
     double one = decode_rate(&b, 1, 0);
+    if (quick) {
+        printf("%-9s %7u %9.1f %9.1f\n", dtype_torch_name(dtype), threads, prefill, one);
+        executor_cpu_ops.close(b.exec);
+        return;
+    }
     double late = decode_rate(&b, 1, PREFILL - DECODE - 4);
     double many = decode_rate(&b, BATCH, 0);
     double bytes = (double)weight_table_bytes(executor_cpu_ops.weights(b.exec));
@@ -198,13 +205,17 @@ int main(int argc, char **argv)
            "%-9s %7s %9s %9s %9s %9s %8s %9s %8s\n",
            kernels_best()->name, "dtype", "threads", "prefill", "decode", "at 448+", "floor",
            "of floor", "decode16", "GB/s");
+    if (argc > 2 && strcmp(argv[1], "--quick") == 0) {
+        bench((uint32_t)strtoul(argv[2], NULL, 10), LK_DTYPE_BF16, true);
+        return 0;
+    }
     for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++) {
         if (argc < 2) {
-            bench(1, dtypes[d]);
-            bench(2, dtypes[d]);
+            bench(1, dtypes[d], false);
+            bench(2, dtypes[d], false);
         }
         for (int i = 1; i < argc; i++) {
-            bench((uint32_t)strtoul(argv[i], NULL, 10), dtypes[d]);
+            bench((uint32_t)strtoul(argv[i], NULL, 10), dtypes[d], false);
         }
     }
     return 0;

@@ -1,9 +1,12 @@
 /*
  * bench_frontend.c: many streams through the real front end, from engines that make one token per
- * stream and step, over ZeroMQ and HTTP; beside it a process that only write()s the same bytes to
- * as many sockets. The engines and the clients are this process: the front end has the other core.
+ * stream and step, over ZeroMQ and HTTP; beside it a process whose bare epoll loop write()s as many
+ * bytes to as many sockets, one write per token. The engines and the clients are this process: the
+ * front end has the other core. Paced first, then flat out; on a busy machine the figures per CPU
+ * second are the ones to look at.
  *
- *   bench_frontend [STREAMS] [TOKENS] [STEP_MS]      (500 200 10; STEP_MS 0: as fast as it goes)
+ *   bench_frontend [STREAMS] [TOKENS] [STEP_MS]      (500 200 10, then flat out; STEP_MS 0: flat
+ *                                                     out alone)
  */
 #include "api_frontend/frontend.h"
 #include "base/check.h"
@@ -23,9 +26,11 @@
 #include <unistd.h>
 
 #define MAX_STREAMS 4096
-#define CHUNK_BYTES 240 /* of one SSE event with id and model, as it is on the wire */
+#define MAX_CHUNK   4096
+#define FLAT_TOKENS 600 /* of a stream, flat out */
 
 static size_t n_streams = 500, n_tokens = 200, step_ms = 10;
+static size_t chunk_bytes; /* per token, as the front end has sent them; what the floor sends */
 
 typedef struct {
     int fd;
@@ -106,11 +111,42 @@ static void run_child(const char *coordinator, int in, int out)
     event_base_free(child.base);
 }
 
-/* ---- the floor, in a child: the same bytes by write() ---- */
+/* ---- the floor, in a child: the same bytes by write() and epoll ---- */
+
+static struct {
+    int fd;
+    size_t sent;
+    bool waits; /* for room, with epoll */
+} sinks[MAX_STREAMS];
+
+/* Writes what is due to one socket. Only its last write may be shorter than a chunk. */
+static void sink_write(size_t i, int epoll, size_t due)
+{
+    char chunk[MAX_CHUNK];
+    memset(chunk, 'x', chunk_bytes);
+    while (sinks[i].sent < due) {
+        size_t n = LK_MIN(chunk_bytes - sinks[i].sent % chunk_bytes, due - sinks[i].sent);
+        if (sinks[i].sent + n == n_tokens * chunk_bytes) {
+            memcpy(chunk + n - 6, "[DONE]", 6);
+        }
+        ssize_t put = write(sinks[i].fd, chunk, n);
+        CHECKF(put > 0 || errno == EAGAIN, "write: %s", strerror(errno));
+        bool waits = put < 0;
+        if (waits != sinks[i].waits) {
+            struct epoll_event event = {.events = waits ? EPOLLOUT : 0, .data.u32 = (uint32_t)i};
+            CHECK(epoll_ctl(epoll, EPOLL_CTL_MOD, sinks[i].fd, &event) == 0);
+            sinks[i].waits = waits;
+        }
+        if (waits) {
+            return;
+        }
+        sinks[i].sent += (size_t)put;
+    }
+}
 
 static void run_floor(int in, int out)
 {
-    int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), on = 1, epoll = epoll_create1(0);
     struct sockaddr_in address = {.sin_family = AF_INET};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t len = sizeof address;
@@ -118,23 +154,31 @@ static void run_floor(int in, int out)
           getsockname(listener, (struct sockaddr *)&address, &len) == 0);
     int port = ntohs(address.sin_port);
     CHECK(write(out, &port, sizeof port) == sizeof port);
-    static int fds[MAX_STREAMS];
-    char chunk[CHUNK_BYTES];
-    memset(chunk, 'x', sizeof chunk);
     for (size_t i = 0; i < n_streams; i++) {
-        fds[i] = accept(listener, NULL, NULL);
-        CHECK(fds[i] >= 0);
-        setsockopt(fds[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        struct epoll_event event = {.data.u32 = (uint32_t)i};
+        int fd = accept(listener, NULL, NULL);
+        CHECK(fd >= 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) == 0);
+        sinks[i].fd = fd;
     }
-    for (size_t t = 0; t < n_tokens; t++) {
-        if (step_ms > 0) {
-            char byte;
+    for (size_t t = 1, behind = 1; t <= n_tokens || behind > 0; t++) {
+        char byte;
+        if (step_ms > 0 && t <= n_tokens) {
             CHECK(read(in, &byte, 1) == 1); /* the parent's clock */
         }
-        bool last = t + 1 == n_tokens;
-        memcpy(chunk + CHUNK_BYTES - 6, last ? "[DONE]" : "xxxxxx", 6);
+        struct epoll_event ready[256];
+        int n = epoll_wait(epoll, ready, 256, t <= n_tokens ? 0 : 10);
+        size_t due = LK_MIN(t, n_tokens) * chunk_bytes;
+        for (int i = 0; i < n; i++) {
+            sink_write(ready[i].data.u32, epoll, due);
+        }
+        behind = 0;
         for (size_t i = 0; i < n_streams; i++) {
-            CHECK(write(fds[i], chunk, sizeof chunk) == (ssize_t)sizeof chunk);
+            if (!sinks[i].waits) {
+                sink_write(i, epoll, due);
+            }
+            behind += sinks[i].sent < n_tokens * chunk_bytes;
         }
     }
 }
@@ -313,7 +357,12 @@ static double cpu_seconds(const struct rusage *u)
            1e-6 * (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec);
 }
 
-static void report(const char *name, uint64_t elapsed, size_t bytes, double cpu, long rss_kb)
+typedef struct {
+    double rate;    /* tokens per second of all streams together */
+    double per_cpu; /* tokens per second of processor time: what one busy core would do */
+} figures_t;
+
+static figures_t report(const char *name, uint64_t elapsed, size_t bytes, double cpu, long rss_kb)
 {
     static double spans[MAX_STREAMS];
     for (size_t i = 0; i < n_streams; i++) {
@@ -321,13 +370,16 @@ static void report(const char *name, uint64_t elapsed, size_t bytes, double cpu,
         close(clients[i].fd);
     }
     qsort(spans, n_streams, sizeof spans[0], compare);
-    double s = 1e-9 * (double)elapsed;
-    printf("%-10s %8.0f events/s  %6.1f MB/s  CPU %5.1f %%  stream p50 %.3f s p99 %.3f s  %ld MB\n",
-           name, (double)(n_streams * n_tokens) / s, (double)bytes / s / 1e6, 100 * cpu / s,
+    double s = 1e-9 * (double)elapsed, tokens = (double)(n_streams * n_tokens);
+    printf("  %-10s %8.0f tokens/s  %8.0f per CPU second  %6.1f MB/s  CPU %5.1f %%  stream p50 "
+           "%.3f s p99 %.3f s  %ld MB\n",
+           name, tokens / s, tokens / cpu, (double)bytes / s / 1e6, 100 * cpu / s,
            spans[n_streams / 2], spans[n_streams * 99 / 100], rss_kb / 1024);
+    fflush(stdout);
+    return (figures_t){tokens / s, tokens / cpu};
 }
 
-static void measure(bool http)
+static figures_t measure(bool http)
 {
     int to_child[2], from_child[2], port = 0;
     CHECK(pipe(to_child) == 0 && pipe(from_child) == 0);
@@ -381,7 +433,11 @@ static void measure(bool http)
     int status;
     struct rusage usage;
     CHECK(wait4(pid, &status, 0, &usage) == pid && status == 0);
-    report(http ? "front end" : "write()", elapsed, bytes, cpu_seconds(&usage), usage.ru_maxrss);
+    if (http) {
+        chunk_bytes = LK_MIN(bytes / (n_streams * n_tokens), (size_t)MAX_CHUNK);
+    }
+    figures_t figures = report(http ? "front end" : "bare epoll", elapsed, bytes,
+                               cpu_seconds(&usage), usage.ru_maxrss);
     close(epoll);
     close(from_child[0]);
     close(from_child[1]);
@@ -391,6 +447,20 @@ static void measure(bool http)
             port_destroy(ports[i]);
         }
     }
+    n_running = 0;
+    return figures;
+}
+
+static void compare_both(void)
+{
+    if (step_ms > 0) {
+        printf("%zu streams of %zu tokens, a step every %zu ms\n", n_streams, n_tokens, step_ms);
+    } else {
+        printf("%zu streams of %zu tokens, flat out\n", n_streams, n_tokens);
+    }
+    figures_t front = measure(true), bare = measure(false);
+    printf("  front end / bare epoll: %.2f by the clock, %.2f by processor time\n",
+           front.rate / bare.rate, front.per_cpu / bare.per_cpu);
 }
 
 int main(int argc, char **argv)
@@ -404,8 +474,11 @@ int main(int argc, char **argv)
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
     CHECK(n_streams > 0 && n_streams <= MAX_STREAMS && n_tokens > 0);
-    printf("%zu streams of %zu tokens, a step every %zu ms\n", n_streams, n_tokens, step_ms);
-    measure(true);
-    measure(false);
+    compare_both();
+    if (argc < 4 && step_ms > 0) {
+        step_ms = 0;
+        n_tokens = FLAT_TOKENS;
+        compare_both();
+    }
     return 0;
 }

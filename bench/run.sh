@@ -12,3 +12,10 @@ for b in "$build"/bench/bench_*"$name"*; do
     status=$?
     [ $status -eq 0 ] || [ $status -eq 77 ] || exit 1 # 77: not on this machine
 done
+case llamacpp in *"$name"*)
+    echo "== bench_llamacpp.py ($(date -u +%F))"
+    "${LLAMA_PYTHON:-python3}" bench/bench_llamacpp.py "$build/bench/bench_cpu"
+    status=$?
+    [ $status -eq 0 ] || [ $status -eq 77 ] || exit 1
+    ;;
+esac
