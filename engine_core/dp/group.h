@@ -70,7 +70,8 @@
  *
  * A PAUSE(abort) whose CANCEL some rank held when it voted ends no request on any rank, since its
  * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL
- * since.
+ * since. A vote names only the lowest such PAUSE of a front end: later aborting ones wait for the
+ * next round, as `more`.
  *
  * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
  * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;

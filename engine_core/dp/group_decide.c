@@ -291,6 +291,15 @@ static bool agreed(const group_t *self, const uint64_t *v, uint32_t f)
     return v[VEC_GEN(self, f)] == ~v[VEC_NGEN(self, f)];
 }
 
+/* The votes name one cancelled PAUSE of a front end, the lowest. Whether a later one is cancelled,
+ * too, is known in the next round, in which the first one is gone. */
+static bool may_be_spared(const group_t *self, const uint64_t *v, uint32_t f,
+                          const command_t *command)
+{
+    return command->kind == CMD_PAUSE && command->mode == PAUSE_ABORT &&
+           v[VEC_CANCEL(self, f)] < command->number;
+}
+
 /* In the agreed order, up to the MIN; stops where an update is entered. UPDATEs wait while one is
  * carried out beside the steps. owed_frontend: whose ok entry was an outcome in this round and so
  * says nothing about a next UPDATE. Returns whether an UPDATE was among them. */
@@ -310,6 +319,10 @@ static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_front
             command_t *command = stream_voted_command(&self->streams[f], done->number + 1);
             bool held = f == owed_frontend || self->update.phase == UPDATE_BESIDE;
             if (command->kind == CMD_UPDATE && held) {
+                break;
+            }
+            if (may_be_spared(self, v, f, command)) {
+                self->more = true;
                 break;
             }
             any_update |= command->kind == CMD_UPDATE;

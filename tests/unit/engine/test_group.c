@@ -218,6 +218,34 @@ static unsigned finishes(const msg_cmd_t *cmds, size_t n, size_t late)
     return count;
 }
 
+START_TEST(test_each_of_two_cancels_spares_all)
+{
+    sim_t *sim = new_sim(_i, "spare");
+    uint64_t n = sim->frontends[0].next;
+    size_t calls[] = {sim_call(sim, 0, CMD_PAUSE, PAUSE_ABORT, false, 1u),
+                      sim_call(sim, 0, CMD_PAUSE, PAUSE_ABORT, false, 1u),
+                      sim_call(sim, 0, CMD_CANCEL, n, false, 1u),
+                      sim_call(sim, 0, CMD_CANCEL, n + 1, false, 1u)};
+    sim_settle(sim, SETTLE); /* rank 0 has both calls and both rollbacks */
+    add_everywhere(sim, 5);
+    run_some(sim, 20);
+    for (int i = 0; i < 3; i++) {
+        sim_send(sim, 0, calls[i], ~0u);
+    }
+    sim_settle(sim, SETTLE);
+    sim_send(sim, 0, calls[3], ~0u);
+    sim_settle(sim, SETTLE);
+    size_t resume = sim_resume(sim, other(sim)); /* neither CANCEL was that of a sole pause */
+    sim_settle(sim, SETTLE);
+    ck_ok(sim_status(sim, other(sim), resume));
+    ck_assert_uint_eq(unfinished(sim), 0);
+    for (uint32_t r = 0; sim->config.n_ranks > 1 && r < sim->config.n_ranks; r++) {
+        ck_assert_uint_eq(sim->ranks[r].aborted, 0);
+    }
+    sim_fini(sim);
+}
+END_TEST
+
 START_TEST(test_rolled_back_abort_ends_nothing)
 {
     msg_cmd_t abort = {.generation = 1, .number = 1, .kind = CMD_PAUSE, .mode = PAUSE_ABORT};
@@ -1027,6 +1055,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_busy_pause_modes, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_partial_pause_and_rollback, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_a_cancel_that_one_rank_has_spares_all, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_each_of_two_cancels_spares_all, 0, N_LAYOUTS);
     tcase_add_test(tc, test_rolled_back_abort_ends_nothing);
     tcase_add_loop_test(tc, test_cancel_is_for_a_sole_pause_only, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_superseded, 0, N_LAYOUTS);
