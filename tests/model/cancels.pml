@@ -3,6 +3,14 @@
  * Votes carry the lowest number of a PAUSE that waits together with its CANCEL.
  */
 
+/* Votes name the lowest one only: whether a later one is cancelled is known in the next round. */
+#ifdef NO_SPARING
+#define MAY_BE_SPARED 0
+#else
+#define MAY_BE_SPARED                                                                               \
+    (op[c] == CMD_PAUSE + 8 * PAUSE_ABORT && slot[p].cancel[i] < done[i] + 1)
+#endif
+
 /* A CANCEL of f's command n is here, not applied. */
 inline find_cancel(f, n)
 {

@@ -18,6 +18,35 @@ inline send(kind, arg)
     op[LAST] = (kind) + 8 * (arg)
 }
 
+#ifdef UPDATES
+#define OPEN_UPDATE (open_update[me] != 0 && (ans[open_update[me] - 1] & 15) != ALL)
+#ifdef NO_R20
+#define STREAM_FREE 1
+#define UPDATE_FREE 1
+#else
+#define STREAM_FREE (!OPEN_UPDATE || BESIDE_VERB(ARG(open_update[me] - 1)))
+#define UPDATE_FREE (!OPEN_UPDATE)
+#endif
+
+inline send_update(v)
+{
+    send(CMD_UPDATE, v);
+    open_update[me] = LAST + 1
+}
+
+#ifndef SCRIPT
+#define SCRIPT(n) 0
+#endif
+#define MAY_CALL(v) (UPDATE_FREE && (MAY(MAY_VERB(v)) || (me == 0 && MAY(MAY_SCRIPT) && SCRIPT(SENT) == (v))))
+#define UPDATE_CALLS                                                                                \
+    :: d_step { MAY_CALL(VERB_INIT) -> send_update(VERB_INIT) }                                     \
+    :: d_step { MAY_CALL(VERB_START) -> send_update(VERB_START) }                                   \
+    :: d_step { MAY_CALL(VERB_UPDATE) -> send_update(VERB_UPDATE) }                                 \
+    :: d_step { MAY_CALL(VERB_FINISH) -> send_update(VERB_FINISH) }                                 \
+    :: d_step { MAY_CALL(VERB_ABORT) -> send_update(VERB_ABORT) }                                   \
+    :: d_step { MAY_CALL(VERB_SET_VERSION) -> send_update(VERB_SET_VERSION) }
+#endif
+
 #define CANCELLABLE(n)                                                                              \
     (MAY(MAY_CANCEL) && SENT >= (n) && KIND(CALL(LIFE, me, n)) == CMD_PAUSE                         \
      && op[LAST] != CMD_CANCEL + 8 * (n))

@@ -47,7 +47,7 @@ typedef slot_t {
 #endif
 #ifdef CANCELS
     byte cancel[F];
-    byte spared; /* ghost: calls whose CANCEL some rank held when it voted */
+    mask_t spared; /* ghost: calls whose CANCEL some rank held when it voted */
 #endif
 }
 slot_t slot[2];
@@ -55,8 +55,10 @@ slot_t slot[2];
 byte stepping; /* ghost: ranks that are in a step */
 
 #ifdef UPDATES
-byte faults;   /* things that went wrong so far, at most FAULTS */
+byte faults; /* things that went wrong so far, at most FAULTS */
 bit trainer_dead;
+byte open_update[F];            /* 1 + the last UPDATE that a front end has called */
+byte in_beside, beside_failed; /* ranks that carry something out beside the steps; whose part failed */
 #endif
 
 /* scratch, within one d_step only */
@@ -257,6 +259,9 @@ inline apply_stream()
         c = CALL(done_life[i], i, done[i] + 1);
         if
         :: HOLDS_UPDATES && KIND(c) == CMD_UPDATE -> break
+#ifdef CANCELS
+        :: MAY_BE_SPARED -> more = 1; break
+#endif
         :: else ->
             assert(voted_life[i] == done_life[i] && voted[i] > done[i]); /* I have it */
             any_update = any_update || KIND(c) == CMD_UPDATE;
@@ -293,13 +298,14 @@ inline apply_commands()
 /* Equal on all ranks iff their replicated states are (as far as 32 bits tell). */
 inline make_tag()
 {
-    tag = runs + 2 * pause + 8 * sole + 128 * calls + 65536 * more;
+    tag = runs + 2 * pause + 8 * more + 16 * sole;
+    tag = 31 * tag + calls;
     for (i : 0 .. F - 1) {
         tag = 31 * tag + 4 * done[i] + done_life[i]
     }
 #ifdef UPDATES
     tag = 31 * tag + phase + 4 * committing + 8 * update_call;
-    tag = 31 * tag + gates + 8 * configured + 16 * weights
+    tag = 31 * tag + gates + 8 * configured + 16 * weights + 256 * session
 #endif
 }
 
@@ -388,7 +394,12 @@ inline decide()
     :: else -> skip
     fi;
 #ifdef UPDATES
-    runs = gates == 0 && (pause == PS_RUNNING -> (!LOCKSTEP || !slot[p].idle) : pause == PS_DRAINING);
+#ifdef NO_GATE
+#define OPEN 1
+#else
+#define OPEN (gates == 0)
+#endif
+    runs = OPEN && (pause == PS_RUNNING -> (!LOCKSTEP || !slot[p].idle) : pause == PS_DRAINING);
 #else
     runs = (pause == PS_RUNNING -> (!LOCKSTEP || !slot[p].idle) : pause == PS_DRAINING);
 #endif
@@ -403,6 +414,9 @@ inline decide()
 #ifdef STARTS
     next_round();
 #endif
+#ifdef UPDATES
+    go_on();
+#endif
     i = 0;
     j = 0;
     k = 0
@@ -412,7 +426,7 @@ inline enter_step()
 {
     assert(held_calls == 0); /* no step between an answered pause and its end */
 #ifdef UPDATES
-    assert(gates == 0 && !touched);
+    assert(gates == 0 && !touched); /* nothing that was not committed */
 #endif
     if
     :: LOCKSTEP -> enter(STEP)
@@ -501,7 +515,10 @@ inline check_rest()
     assert(calls == 0);
 #ifdef UPDATES
     assert(!WORK || pause != PS_RUNNING || gates != 0);
-    assert(!(gates & GATE_SESSION));
+    assert(!session);
+#ifdef WITNESS
+    assert(!(WITNESS)); /* expected to fail: such an end is reached */
+#endif
 #else
     assert(!WORK || pause != PS_RUNNING);
 #endif
@@ -523,7 +540,8 @@ proctype rank(byte me)
     /* replicated */
     bit runs = !LOCKSTEP;
     bit more;
-    byte pause, sole, calls;
+    byte pause, sole;
+    mask_t calls;
     byte done[F], done_life[F];
     byte phase;
     /* local */
@@ -533,11 +551,13 @@ proctype rank(byte me)
 #ifdef STARTS
     byte hinted;
 #endif
-    byte held_calls; /* ghost: calls that I answered with "paused" and that were not lifted since */
+    mask_t held_calls; /* ghost: calls that I answered with "paused" and that were not lifted since */
     LOCAL_DECL
 #ifdef UPDATES
-    bit committing, configured, touched, expired, voted_expired, ended, voted_ended, in_update;
-    byte gates, update_call, weights, content, result, outstanding, verdict;
+    bit session, committing, configured = CONFIGURED, expired, voted_expired, ended, voted_ended;
+    bit in_update, touched;
+    byte gates, update_call, weights, content, incoming, result, outstanding[F], verdict;
+    byte refused; /* ghost: the call that my verdict is about */
 #endif
 
 end:
@@ -552,7 +572,7 @@ end:
 #ifdef DEATHS
     :: d_step { (dead & 1) && CAN_RECEIVE(0) -> missed = missed | 1 }
 #endif
-    :: d_step { adds < ADDS(me) -> adds++; wait++; ON_ADD }
+    :: d_step { adds < ADDS(me) -> adds++; wait = wait + !DIRTY; ON_ADD }
 #ifdef ABORTS
     :: d_step { rem > 0 && !in_step && LATE_ABORT -> rem = 0 }
 #endif
@@ -574,6 +594,14 @@ end:
 
 #include "frontend.pml"
 
+#ifdef TRAINER_DIES
+proctype trainer()
+{
+end:
+    trainer_dead = 1
+}
+#endif
+
 init
 {
     d_step {
@@ -589,6 +617,9 @@ init
         for (i : 0 .. F - 1) {
             run frontend(i)
         }
+#ifdef TRAINER_DIES
+        run trainer();
+#endif
         i = 0
     }
 }

@@ -31,6 +31,15 @@
 #ifndef LOCKSTEP
 #define LOCKSTEP 1
 #endif
+#ifndef SHADOW
+#define SHADOW 0
+#endif
+#ifndef FAULTS
+#define FAULTS 0 /* things that go wrong on single ranks */
+#endif
+#ifndef CONFIGURED
+#define CONFIGURED 0 /* 1: a transfer engine is initialised from the beginning */
+#endif
 #ifndef OPS0
 #define OPS0 (MAY_KEEP | MAY_RESUME)
 #endif
@@ -45,6 +54,9 @@
 #define MAY_RESUME  8
 #define MAY_CANCEL  16
 #define MAY_VERB(v) (16 << (v))
+#define MAY_SCRIPT  2048 /* front end 0: the weight calls of SCRIPT, in order */
+
+#define mask_t short /* a bit per call */
 
 #define STREAMS       (LIVES * F)
 #define CALLS         (STREAMS * C)
@@ -96,7 +108,11 @@
 
 /* ---- rows ---- */
 
-#define AWAKE (!in_step && !posted && phase != UPDATE_CARRYING)
+#ifdef UPDATES
+#define AWAKE (!in_step && !posted && phase != UPDATE_CARRYING && !in_update)
+#else
+#define AWAKE (!in_step && !posted)
+#endif
 
 #ifdef NO_R10
 #define UNVOTED(f) (heard[f] != voted_life[f] || seen[f] > done[f])
@@ -111,11 +127,13 @@
 
 #ifdef UPDATES
 #define GATED     (gates != 0)
+#define DIRTY     ((gates & GATE_DIRTY) != 0)
 #define NEWS_MORE                                                                                   \
     || (phase == UPDATE_BESIDE && ended && !voted_ended)                                            \
-    || ((gates & GATE_SESSION) && expired && !voted_expired)
+    || (EXPIRED && !voted_expired)
 #else
 #define GATED     0
+#define DIRTY     0
 #define NEWS_MORE
 #endif
 
