@@ -61,7 +61,7 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
                          .no_progress_ns = config->transfer_timeout_ns,
                          .allowed_weight_dirs = config->allowed_weight_dirs,
                          .nccl_library = config->nccl_library};
-    self->sink = weight_table_sink(config->executor->ops->weights(config->executor));
+    self->sink = executor_sink(config->executor);
     CHECK(config->shadow == (self->sink.ops->prepare != NULL));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);
     if (self->kv != NULL) {

@@ -52,8 +52,8 @@ static void say_here(engine_app_t *app, uint32_t frontend)
 static void say_ready(engine_app_t *app)
 {
     char digest[DIGEST_HEX_SIZE];
-    const weight_table_t *weights = app->setup.ops->weights(app->setup.executor);
-    digest_hex(weight_table_digest(weights), digest);
+    weight_sink_t sink = executor_sink(app->setup.executor);
+    digest_hex(sink.ops->digest(sink.ctx), digest);
     msg_t msg = {.type = MSG_READY};
     msg.ready = (msg_ready_t){.role = MSG_ROLE_ENGINE,
                               .rank = app->rank,

@@ -66,6 +66,10 @@ static lk_status_t check_admission(const engine_core_t *self, lk_error_t *err)
         engine_left_text(self, text, sizeof text);
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", text);
     }
+    const executor_t *executor = self->config.executor;
+    if (executor->ops->refusal != NULL) {
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", executor->ops->refusal(executor));
+    }
     if (closed != NULL) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE,
                             "the weights are unusable until a complete update: %s", closed);

@@ -123,6 +123,11 @@ lk_status_t engine_setup_check(const lk_config_t *config, engine_setup_t *out, l
     LK_RETURN_IF_ERROR(check_lengths(config, &setup, err));
     setup.threads = default_threads(config);
     setup.shadow = strcmp(config->weight_swap, "shadow") == 0;
+    if (setup.shadow && setup.ops->sink != NULL) {
+        return lk_error_set(err, LK_ERR_UNSUPPORTED,
+                            "--weight-swap shadow: --device %s has one set of weights; use inplace",
+                            config->device);
+    }
     setup.available_bytes = memory_available();
     /* one that starts again finds the others with their memory taken */
     setup.sharing_ranks = config->generation > 1 ? 1 : (uint32_t)config->data_parallel_size;
@@ -245,6 +250,8 @@ lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, e
                               .max_seqs = (uint32_t)config->max_num_seqs,
                               .max_tokens = (uint32_t)config->max_num_batched_tokens,
                               .threads = self->threads,
+                              .device_index =
+                                  (uint32_t)(config->device_index + config->data_parallel_rank),
                               .ep = ep};
     self->prompt_rows = prompt_rows(self, config);
     exec.max_rows =

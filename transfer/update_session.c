@@ -161,6 +161,14 @@ static lk_status_t watched_device_tensor(void *ctx, size_t index, const void *by
     return self->sink.ops->device_tensor(self->sink.ctx, index, bytes, len, stream, err);
 }
 
+static lk_status_t watched_device_tensors(void *ctx, const weight_arrival_t *arrivals, size_t n,
+                                          device_stream_t *stream, lk_error_t *err)
+{
+    update_session_t *self = ctx;
+    self->touched = self->touched || n > 0;
+    return weight_sink_device_tensors(&self->sink, arrivals, n, stream, err);
+}
+
 static bool watched_complete(void *ctx)
 {
     update_session_t *self = ctx;
@@ -196,6 +204,7 @@ static const weight_sink_ops_t watched_device_ops = {
     .device = watched_device,
     .device_direct = watched_device_direct,
     .device_tensor = watched_device_tensor,
+    .device_tensors = watched_device_tensors,
 };
 
 /* ---- what a check has read ---- */
@@ -588,6 +597,9 @@ lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
         }
     } else if (self->state == UPDATE_STATE_RECEIVING) {
         st = self->ops->update_test(self->engine, err);
+        if (st == LK_OK && self->sink.ops->device_settle != NULL) {
+            st = self->sink.ops->device_settle(self->sink.ctx, err);
+        }
         self->ops->progress(self->engine, &self->progress);
         if (st != LK_INPROGRESS) {
             update_spec_fini(&self->spec);

@@ -18,6 +18,12 @@
 /* Bytes of a tensor that one call works on at most, about. */
 #define WEIGHT_SINK_SLICE_BYTES (512u << 10)
 
+typedef struct {
+    size_t index; /* of the plan */
+    const void *bytes;
+    size_t len;
+} weight_arrival_t;
+
 typedef struct weight_sink_ops {
     /* Checks a complete list (names, dtypes, shapes) and changes nothing. Lists all offenders in
      * err (as many as fit, then "and N more"). */
@@ -45,6 +51,13 @@ typedef struct weight_sink_ops {
      * arrived; digest, complete and commit come after that. */
     lk_status_t (*device_tensor)(void *ctx, size_t index, const void *bytes, size_t len,
                                  device_stream_t *stream, lk_error_t *err);
+    /* (optional) The same for several tensors at once: one launch instead of many, and on a GPU the
+     * faster the more similar the tensors are. Callers use weight_sink_device_tensors. */
+    lk_status_t (*device_tensors)(void *ctx, const weight_arrival_t *arrivals, size_t n,
+                                  device_stream_t *stream, lk_error_t *err);
+    /* (optional) The streams of an update have passed: takes in what they computed. LK_ERR_INVALID
+     * when the two spellings of a tied embedding differ. The update session calls it. */
+    lk_status_t (*device_settle)(void *ctx, lk_error_t *err);
     /* (optional) Bytes of the model's largest tensor in any spelling, at the width it is stored in:
      * sizes staging buffers before the first update. */
     uint64_t (*largest)(void *ctx);
@@ -93,6 +106,22 @@ LK_MUST_USE static inline lk_status_t weight_sink_commit(const weight_sink_t *si
         } while (status == LK_INPROGRESS);
     }
     return status == LK_OK ? sink->ops->commit(sink->ctx, err) : status;
+}
+
+/* Several tensors in device memory, whether the sink takes them together or one by one. */
+LK_MUST_USE static inline lk_status_t weight_sink_device_tensors(const weight_sink_t *sink,
+                                                                 const weight_arrival_t *arrivals,
+                                                                 size_t n, device_stream_t *stream,
+                                                                 lk_error_t *err)
+{
+    if (sink->ops->device_tensors != NULL) {
+        return sink->ops->device_tensors(sink->ctx, arrivals, n, stream, err);
+    }
+    for (size_t i = 0; i < n; i++) {
+        LK_RETURN_IF_ERROR(sink->ops->device_tensor(sink->ctx, arrivals[i].index, arrivals[i].bytes,
+                                                    arrivals[i].len, stream, err));
+    }
+    return LK_OK;
 }
 
 #endif

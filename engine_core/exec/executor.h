@@ -1,7 +1,8 @@
 /*
  * executor.h: what computes a forward pass. Implementations: cpu/ (default), null (an oracle for
- * tests), cuda (a module, later). The engine owns scheduling, block tables and sampling; the
- * executor owns the weights (through its weight table), the physical KV memory, and the arithmetic.
+ * tests), store (weights in a device's memory, and no forward pass). The engine owns scheduling,
+ * block tables and sampling; the executor owns the weights (through its weight table), the physical
+ * KV memory, and the arithmetic.
  *
  * A step is post / test / abort. Between post and the end of test the batch and all it points to
  * are borrowed. test does a bounded piece of work per call (a layer, say) and returns INPROGRESS
@@ -52,7 +53,8 @@ typedef struct {
     uint32_t max_seqs, max_tokens; /* upper bounds of one batch: sequences, positions */
     uint32_t max_rows;             /* and rows of logits; 0: max_tokens */
     uint32_t threads;
-    ep_t ep; /* ep_local() for dense models and single ranks */
+    ep_t ep;               /* ep_local() for dense models and single ranks */
+    uint32_t device_index; /* GPU of this rank, counted on modulo how many there are */
 } executor_config_t;
 
 typedef struct executor executor_t;
@@ -62,6 +64,11 @@ typedef struct executor_ops {
     lk_status_t (*open)(const executor_config_t *config, executor_t **out, lk_error_t *err);
     void (*close)(executor_t *self);
     weight_table_t *(*weights)(executor_t *self);
+    /* (optional) Where updates go, if not into the table; weights then has names and no data. */
+    weight_sink_t (*sink)(executor_t *self);
+    /* (optional) Why it generates nothing: an executor that has it never gets a batch with
+     * sequences. */
+    const char *(*refusal)(const executor_t *self);
     /* Bytes of KV per block, for sizing num_blocks before open. */
     uint64_t (*kv_block_bytes)(const executor_config_t *config);
     /* Bytes of one set of weights here, with what is kept beside it; before open. */
@@ -80,10 +87,15 @@ struct executor {
     const executor_ops_t *ops;
 };
 
+/* Where this executor's weights are updated. */
+weight_sink_t executor_sink(executor_t *self);
+
 /* NULL if unknown. */
 const executor_ops_t *executor_find(const char *name);
 extern const executor_ops_t executor_cpu_ops;
 extern const executor_ops_t executor_null_ops;
+extern const executor_ops_t executor_cuda_store_ops;
+extern const executor_ops_t executor_host_store_ops;
 
 /* The null executor's next token, for checkers: a hash of the weight set's digest and of the tokens
  * of positions 0..pos in order. Never one of the model's eos ids. */

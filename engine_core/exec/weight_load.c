@@ -35,9 +35,9 @@ lk_status_t weight_table_check_whole(const weight_table_t *table, const tensor_d
     return status;
 }
 
-static lk_status_t load_entries(weight_table_t *table, const safetensors_t *file, lk_error_t *err)
+static lk_status_t load_entries(const weight_table_t *table, const weight_sink_t *sink,
+                                const safetensors_t *file, lk_error_t *err)
 {
-    weight_sink_t sink = weight_table_sink(table);
     size_t n = 0, total = safetensors_count(file);
     tensor_desc_t *descs = calloc(total + 1, sizeof *descs);
     const safetensors_entry_t **entries = calloc(total + 1, sizeof *entries);
@@ -55,19 +55,19 @@ static lk_status_t load_entries(weight_table_t *table, const safetensors_t *file
     }
     status = weight_table_check_whole(table, descs, n, err);
     if (status == LK_OK) {
-        status = sink.ops->plan(sink.ctx, descs, n, err);
+        status = sink->ops->plan(sink->ctx, descs, n, err);
     }
     if (status < 0) {
         goto done;
     }
-    sink.ops->begin(sink.ctx);
+    sink->ops->begin(sink->ctx);
     for (size_t i = 0; i < n && status == LK_OK; i++) {
-        status = weight_sink_store(&sink, i, entries[i]->data, entries[i]->bytes, err);
+        status = weight_sink_store(sink, i, entries[i]->data, entries[i]->bytes, err);
     }
     if (status == LK_OK) {
-        status = weight_sink_commit(&sink, err);
+        status = weight_sink_commit(sink, err);
     }
-    sink.ops->begin(sink.ctx);
+    sink->ops->begin(sink->ctx);
 done:
     free(entries);
     free(descs);
@@ -76,9 +76,16 @@ done:
 
 lk_status_t weight_table_load(weight_table_t *self, const char *dir, lk_error_t *err)
 {
+    weight_sink_t sink = weight_table_sink(self);
+    return weight_table_load_into(self, &sink, dir, err);
+}
+
+lk_status_t weight_table_load_into(const weight_table_t *names, const weight_sink_t *sink,
+                                   const char *dir, lk_error_t *err)
+{
     safetensors_t *file;
     LK_RETURN_IF_ERROR(safetensors_open(dir, &file, err));
-    lk_status_t status = load_entries(self, file, err);
+    lk_status_t status = load_entries(names, sink, file, err);
     safetensors_close(&file);
     if (status < 0) {
         lk_error_prefix(err, "%s", dir);

@@ -121,7 +121,7 @@ static lk_status_t allocate(weight_table_t *self, lk_error_t *err)
         return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for the table of %zu weights",
                             self->n_slots);
     }
-    return weight_table_allocate(self, &self->live->storage, err);
+    return self->names_only ? LK_OK : weight_table_allocate(self, &self->live->storage, err);
 }
 
 static void finish_slots(weight_table_t *self)
@@ -130,7 +130,7 @@ static void finish_slots(weight_table_t *self)
     for (size_t i = 0; i < self->n_slots; i++) {
         weight_slot_t *slot = &self->live->slots[i];
         slot->name = self->names + self->states[i].name;
-        if (self->states[i].owned) {
+        if (self->states[i].owned && !self->names_only) {
             slot->data = self->live->storage + self->states[i].place;
         }
         size_t at = lk_hash64(slot->name, strlen(slot->name), 0) & (self->n_buckets - 1);
@@ -152,8 +152,8 @@ static void init_shape(weight_table_t *self, const model_config_t *config, lk_dt
     self->end_expert = ep_first_expert(config->num_experts, ep_rank + 1, ep_size);
 }
 
-weight_table_t *weight_table_new(const model_config_t *config, lk_dtype_t stored, uint32_t ep_rank,
-                                 uint32_t ep_size, lk_error_t *err)
+static weight_table_t *new_table(const model_config_t *config, lk_dtype_t stored, uint32_t ep_rank,
+                                 uint32_t ep_size, bool names_only, lk_error_t *err)
 {
     CHECK(stored == LK_DTYPE_F32 || stored == LK_DTYPE_BF16);
     CHECK(ep_size > 0 && ep_rank < ep_size);
@@ -163,12 +163,25 @@ weight_table_t *weight_table_new(const model_config_t *config, lk_dtype_t stored
         return NULL;
     }
     init_shape(self, config, stored, ep_rank, ep_size);
+    self->names_only = names_only;
     if (model_tensors_each(config, add_slot, self, err) < 0 || allocate(self, err) < 0) {
         weight_table_destroy(&self);
         return NULL;
     }
     finish_slots(self);
     return self;
+}
+
+weight_table_t *weight_table_new(const model_config_t *config, lk_dtype_t stored, uint32_t ep_rank,
+                                 uint32_t ep_size, lk_error_t *err)
+{
+    return new_table(config, stored, ep_rank, ep_size, false, err);
+}
+
+weight_table_t *weight_table_new_names(const model_config_t *config, lk_dtype_t stored,
+                                       uint32_t ep_rank, uint32_t ep_size, lk_error_t *err)
+{
+    return new_table(config, stored, ep_rank, ep_size, true, err);
 }
 
 void weight_table_destroy(weight_table_t **self_p)
@@ -231,6 +244,13 @@ const weight_slot_t *weight_table_at(const weight_table_t *self, size_t i)
 {
     CHECK(i < self->n_slots);
     return &self->live->slots[i];
+}
+
+bool weight_table_place(const weight_table_t *self, size_t i, uint64_t *offset)
+{
+    CHECK(i < self->n_slots);
+    *offset = self->states[i].place;
+    return self->states[i].owned;
 }
 
 const model_config_t *weight_table_config(const weight_table_t *self)

@@ -48,12 +48,20 @@ typedef struct {
  * LK_ERR_NO_MEMORY in err when the storage can't be had. */
 weight_table_t *weight_table_new(const model_config_t *config, lk_dtype_t stored, uint32_t ep_rank,
                                  uint32_t ep_size, lk_error_t *err);
+/* Names, shapes and places without storage, for weights that live in another memory: every slot's
+ * data is NULL. Nothing can be loaded or received into it. */
+weight_table_t *weight_table_new_names(const model_config_t *config, lk_dtype_t stored,
+                                       uint32_t ep_rank, uint32_t ep_size, lk_error_t *err);
 void weight_table_destroy(weight_table_t **self_p);
 
 /* Loads every tensor of a checkpoint directory (one file or an index). Missing, unknown or
  * ill-shaped tensors are refused by name, all of them listed, before anything is stored. Rotary
  * frequency buffers that old Llama checkpoints carry are skipped. */
 LK_MUST_USE lk_status_t weight_table_load(weight_table_t *self, const char *dir, lk_error_t *err);
+/* The same into any sink of such a model; the sink's plan is then the checkpoint's. */
+LK_MUST_USE lk_status_t weight_table_load_into(const weight_table_t *names,
+                                               const weight_sink_t *sink, const char *dir,
+                                               lk_error_t *err);
 /* Checks a list of tensors that has to be a whole model: also names what none of them covers. */
 LK_MUST_USE lk_status_t weight_table_check_whole(const weight_table_t *self,
                                                  const tensor_desc_t *descs, size_t n,
@@ -87,6 +95,8 @@ const weight_slot_t *weight_table_incoming(const weight_table_t *self, const wei
 const weight_slot_t *weight_table_find(const weight_table_t *self, const char *name);
 size_t weight_table_count(const weight_table_t *self);
 const weight_slot_t *weight_table_at(const weight_table_t *self, size_t i);
+/* Byte offset of slot i in the storage; false if another rank owns it. */
+bool weight_table_place(const weight_table_t *self, size_t i, uint64_t *offset);
 const model_config_t *weight_table_config(const weight_table_t *self);
 lk_dtype_t weight_table_dtype(const weight_table_t *self);
 /* Bytes of storage on this rank. */

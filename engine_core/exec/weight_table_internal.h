@@ -38,6 +38,7 @@ struct weight_table {
     name_rules_dims_t dims;
     lk_dtype_t stored;
     uint32_t first_expert, end_expert; /* of this rank */
+    bool names_only;
     weight_set_t sets[2];
     weight_set_t *live, *incoming; /* the same one without a shadow */
     slot_state_t *states;
