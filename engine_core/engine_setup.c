@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "transfer/packed_layout.h"
+#include "transfer/wte_module.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -25,10 +26,8 @@ static lk_status_t check_transfer(const lk_config_t *config, engine_setup_t *out
                               "--weight-transfer-config: must be {\"backend\": NAME}; available "
                               "engines: %s",
                               wte_names());
-    } else if ((out->wte = wte_find(backend)) == NULL) {
-        status = lk_error_set(err, LK_ERR_INVALID,
-                              "Invalid weight transfer backend: %.64s. Available engines: [%s]",
-                              backend, wte_names());
+    } else {
+        status = wte_open(backend, config->transfer_module_dir, &out->wte, err);
     }
     json_decref(root);
     return status;

@@ -76,10 +76,11 @@ typedef struct device_ops {
     lk_status_t (*make_current)(device_t *self, lk_error_t *err);
 
     /* Memory that another process has exported, and an event of one, by the 64 bytes of their
-     * handles (CUDA: cudaIpcMemHandle_t, cudaIpcEventHandle_t). A handle is opened once at a time;
-     * ipc_close waits for work that uses the memory. The event is ended with event_destroy. */
+     * handles (CUDA: cudaIpcMemHandle_t, cudaIpcEventHandle_t). *bytes is the size of the memory. A
+     * handle is opened once at a time; ipc_close waits for work that uses the memory. The event is
+     * ended with event_destroy. */
     lk_status_t (*ipc_open)(device_t *self, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
-                            void **out, lk_error_t *err);
+                            void **out, uint64_t *bytes, lk_error_t *err);
     void (*ipc_close)(device_t *self, void *ptr);
     lk_status_t (*ipc_event)(device_t *self, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
                              device_event_t **out, lk_error_t *err);

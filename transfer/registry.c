@@ -24,15 +24,20 @@ static const char *const names = ""
 #undef X
     ;
 
+bool wte_ops_whole(const wte_ops_t *ops)
+{
+    return ops->state_size > 0 && ops->init_check != NULL && ops->init_post != NULL &&
+           ops->init_test != NULL && ops->update_check != NULL && ops->update_post != NULL &&
+           ops->update_test != NULL && ops->abort != NULL && ops->progress != NULL &&
+           ops->pollfds != NULL && ops->fini != NULL &&
+           (ops->update_open == NULL) == (ops->update_close == NULL);
+}
+
 static void check_whole(const wte_ops_t *ops)
 {
     CHECKF(ops->abi_version == WTE_ABI_VERSION, "weight transfer engine %s has ABI version %u",
            ops->name, ops->abi_version);
-    CHECKF(ops->state_size > 0 && ops->init_check != NULL && ops->init_post != NULL &&
-               ops->init_test != NULL && ops->update_check != NULL && ops->update_post != NULL &&
-               ops->update_test != NULL && ops->abort != NULL && ops->progress != NULL &&
-               ops->pollfds != NULL && ops->fini != NULL,
-           "weight transfer engine %s lacks a mandatory operation", ops->name);
+    CHECKF(wte_ops_whole(ops), "weight transfer engine %s lacks a mandatory operation", ops->name);
 }
 
 const wte_ops_t *wte_find(const char *name)

@@ -100,6 +100,8 @@ typedef struct wte_ops {
 
 /* Static table, NULL-terminated. Registration asserts that every op is there. */
 const wte_ops_t *wte_find(const char *name);
+/* Every mandatory operation is there. */
+bool wte_ops_whole(const wte_ops_t *ops);
 /* "mem, tcp" for error texts. */
 const char *wte_names(void);
 

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define DRIVER_LIBRARY "libcuda.so.1"
 #define DRIVER_MINIMUM 12010 /* kernel arguments of more than 4 KB */
@@ -368,15 +369,14 @@ STATIC_ASSERT(sizeof(CUipcMemHandle) == DEVICE_IPC_HANDLE_SIZE &&
               "handles have 64 bytes");
 
 static lk_status_t cuda_ipc_open(device_t *base, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
-                                 void **out, lk_error_t *err)
+                                 void **out, uint64_t *bytes, lk_error_t *err)
 {
     CUipcMemHandle h;
     CUdeviceptr ptr;
-    for (size_t i = 0; i < sizeof h.reserved; i++) {
-        h.reserved[i] = (char)handle[i];
-    }
+    memcpy(&h, handle, sizeof h);
     IN_CONTEXT(base, cuIpcOpenMemHandle_v2(&ptr, h, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS),
                "open the memory that another process exports", err);
+    *bytes = size_of(base, ptr);
     *out = (void *)(uintptr_t)ptr;
     return LK_OK;
 }
@@ -393,9 +393,7 @@ static lk_status_t cuda_ipc_event(device_t *base, const uint8_t handle[DEVICE_IP
 {
     CUipcEventHandle h;
     CUevent event;
-    for (size_t i = 0; i < sizeof h.reserved; i++) {
-        h.reserved[i] = (char)handle[i];
-    }
+    memcpy(&h, handle, sizeof h);
     IN_CONTEXT(base, cuIpcOpenEventHandle(&event, h), "open the event that another process exports",
                err);
     *out = (device_event_t *)event;

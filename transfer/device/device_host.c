@@ -319,7 +319,8 @@ static lk_status_t host_make_current(device_t *base, lk_error_t *err)
 
 /* Of all host devices of the process. */
 static struct {
-    void *memory;          /* either this */
+    void *memory; /* either this */
+    uint64_t bytes;
     device_event_t *event; /* or that */
     bool open;
 } exports[16];
@@ -343,10 +344,11 @@ static size_t free_export(void)
     return slot;
 }
 
-void device_host_export(void *memory, uint8_t handle[DEVICE_IPC_HANDLE_SIZE])
+void device_host_export(void *memory, uint64_t bytes, uint8_t handle[DEVICE_IPC_HANDLE_SIZE])
 {
     size_t slot = free_export();
     exports[slot].memory = memory;
+    exports[slot].bytes = bytes;
     make_handle(slot, handle);
 }
 
@@ -376,7 +378,7 @@ static bool find_export(const uint8_t handle[DEVICE_IPC_HANDLE_SIZE], size_t *sl
 }
 
 static lk_status_t host_ipc_open(device_t *base, const uint8_t handle[DEVICE_IPC_HANDLE_SIZE],
-                                 void **out, lk_error_t *err)
+                                 void **out, uint64_t *bytes, lk_error_t *err)
 {
     size_t slot;
     if (!find_export(handle, &slot) || exports[slot].memory == NULL) {
@@ -385,6 +387,7 @@ static lk_status_t host_ipc_open(device_t *base, const uint8_t handle[DEVICE_IPC
     }
     CHECKF(!exports[slot].open, "a handle is opened once at a time");
     exports[slot].open = true;
+    *bytes = exports[slot].bytes;
     *out = exports[slot].memory;
     return LK_OK;
 }

@@ -18,7 +18,7 @@ LK_MUST_USE lk_status_t device_host_call(device_t *device, device_stream_t *stre
 void device_host_break(device_t *device);
 
 /* Makes handles for ipc_open and ipc_event of any host device of this process. */
-void device_host_export(void *memory, uint8_t handle[DEVICE_IPC_HANDLE_SIZE]);
+void device_host_export(void *memory, uint64_t bytes, uint8_t handle[DEVICE_IPC_HANDLE_SIZE]);
 void device_host_export_event(device_event_t *event, uint8_t handle[DEVICE_IPC_HANDLE_SIZE]);
 /* Ends all exports; returns how many were open. */
 unsigned device_host_unexport(void);
