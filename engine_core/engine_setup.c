@@ -127,6 +127,10 @@ lk_status_t engine_setup_check(const lk_config_t *config, engine_setup_t *out, l
                             "--weight-swap shadow: --device %s has one set of weights; use inplace",
                             config->device);
     }
+    if (!config->weight_digests && setup.ops->sink == NULL) {
+        return lk_error_set(err, LK_ERR_UNSUPPORTED,
+                            "--no-weight-digests: --device %s always digests", config->device);
+    }
     setup.available_bytes = memory_available();
     /* one that starts again finds the others with their memory taken */
     setup.sharing_ranks = config->generation > 1 ? 1 : (uint32_t)config->data_parallel_size;
@@ -251,6 +255,7 @@ lk_status_t engine_setup_open(engine_setup_t *self, const lk_config_t *config, e
                               .threads = self->threads,
                               .device_index =
                                   (uint32_t)(config->device_index + config->data_parallel_rank),
+                              .no_digests = !config->weight_digests,
                               .ep = ep};
     self->prompt_rows = prompt_rows(self, config);
     exec.max_rows =

@@ -55,6 +55,7 @@ typedef struct {
     uint32_t threads;
     ep_t ep;               /* ep_local() for dense models and single ranks */
     uint32_t device_index; /* GPU of this rank, counted on modulo how many there are */
+    bool no_digests;       /* of weights; a store only */
 } executor_config_t;
 
 typedef struct executor executor_t;

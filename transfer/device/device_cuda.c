@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DRIVER_LIBRARY "libcuda.so.1"
-#define DRIVER_MINIMUM 12010 /* kernel arguments of more than 4 KB */
+#define DRIVER_LIBRARY   "libcuda.so.1"
+#define PLAIN_COPY_BYTES (4u << 20)
+#define DRIVER_MINIMUM   12010 /* kernel arguments of more than 4 KB */
 
 /* The functions of the driver that are used. */
 #define DRIVER_TABLE(X)                                                                            \
@@ -337,23 +338,47 @@ static lk_status_t cuda_zero(device_t *base, void *dst, uint64_t bytes, device_s
     return LK_OK;
 }
 
-/* The launch's description travels as the kernel's argument, which the driver copies. */
-static lk_status_t cuda_unpack(device_t *base, const device_piece_t *pieces, size_t n,
-                               device_stream_t *stream, lk_error_t *err)
+/* Only moved, and large: the driver's own copy is the fastest there is. */
+static bool is_plain_copy(const device_piece_t *piece)
 {
-    LK_RETURN_IF_ERROR(unpack_check(pieces, n, err));
-    unpack_launch_t launch;
+    return piece->lanes == NULL && piece->dst != NULL && piece->src_dtype == piece->dst_dtype &&
+           (piece->rows == 1 || piece->dst_pitch == piece->cols) &&
+           piece->rows * piece->cols * dtype_bytes(piece->src_dtype) >= PLAIN_COPY_BYTES;
+}
+
+/* The launch's description travels as the kernel's argument, which the driver copies. */
+static lk_status_t launch(device_t *base, const device_piece_t *pieces, size_t n,
+                          device_stream_t *stream, lk_error_t *err)
+{
+    unpack_launch_t description;
     for (size_t done = 0; done < n;) {
-        done += unpack_plan(pieces + done, n - done, &launch);
-        void *arguments[] = {&launch};
-        if (launch.n_units > 0) {
+        done += unpack_plan(pieces + done, n - done, &description);
+        void *arguments[] = {&description};
+        if (description.n_units > 0) {
             IN_CONTEXT(base,
-                       cuLaunchKernel(of(base)->unpack, launch.n_units, 1, 1, UNPACK_THREADS, 1, 1,
-                                      0, (CUstream)stream, arguments, NULL),
+                       cuLaunchKernel(of(base)->unpack, description.n_units, 1, 1, UNPACK_THREADS,
+                                      1, 1, 0, (CUstream)stream, arguments, NULL),
                        "start the unpack kernel", err);
         }
     }
     return LK_OK;
+}
+
+static lk_status_t cuda_unpack(device_t *base, const device_piece_t *pieces, size_t n,
+                               device_stream_t *stream, lk_error_t *err)
+{
+    LK_RETURN_IF_ERROR(unpack_check(pieces, n, err));
+    size_t start = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (is_plain_copy(&pieces[i])) {
+            LK_RETURN_IF_ERROR(launch(base, pieces + start, i - start, stream, err));
+            LK_RETURN_IF_ERROR(cuda_copy(
+                base, pieces[i].dst, pieces[i].src,
+                pieces[i].rows * pieces[i].cols * dtype_bytes(pieces[i].src_dtype), stream, err));
+            start = i + 1;
+        }
+    }
+    return launch(base, pieces + start, n - start, stream, err);
 }
 
 static lk_status_t cuda_make_current(device_t *base, lk_error_t *err)

@@ -5,6 +5,7 @@
 #include "engine_core/exec/weight_plan.h"
 #include "transfer/device/device.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,7 @@ struct device_table {
      * embedding, which is compared, not stored. */
     uint64_t *lanes, *lanes_host;
     size_t n_pending;
+    bool undigested;   /* see device_table_set_digests */
     uint32_t compared; /* slot whose second spelling is in the last lanes, or UINT32_MAX */
     bool compared_alias;
     device_stream_t *own;     /* host bytes, clearing, reading back */
@@ -128,6 +130,11 @@ void device_table_destroy(device_table_t **self_p)
     free(self);
 }
 
+void device_table_set_digests(device_table_t *self, bool digests)
+{
+    self->undigested = !digests;
+}
+
 /* ---- questions ---- */
 
 weight_table_t *device_table_names(device_table_t *self)
@@ -158,10 +165,10 @@ lk_status_t device_table_read(device_table_t *self, size_t slot, void *out, lk_e
 static void forget_digest(device_table_t *self, size_t slot)
 {
     state_t *state = &self->states[slot];
-    if (state->loaded) {
+    if (state->loaded && !self->undigested) {
         digest_set_remove(&self->digest, weight_table_at(self->names, slot)->name, state->digest);
-        state->loaded = false;
     }
+    state->loaded = false;
 }
 
 static void set_digest(device_table_t *self, size_t slot, digest_t digest)
@@ -169,7 +176,9 @@ static void set_digest(device_table_t *self, size_t slot, digest_t digest)
     forget_digest(self, slot);
     self->states[slot].digest = digest;
     self->states[slot].loaded = true;
-    digest_set_add(&self->digest, weight_table_at(self->names, slot)->name, digest);
+    if (!self->undigested) {
+        digest_set_add(&self->digest, weight_table_at(self->names, slot)->name, digest);
+    }
 }
 
 /* What was enqueued and never settled is of an update that failed: nobody knows those tensors. */
@@ -257,6 +266,12 @@ static lk_status_t add_piece(batch_t *batch, uint32_t slot, bool compare, const 
     device_table_t *self = batch->table;
     char *place = compare ? NULL : device_table_data(self, slot);
     place = place != NULL ? place + first * dtype_bytes(self->stored) : NULL;
+    bool compared = compare || self->plan.twice == slot; /* spellings, by their digests */
+    bool digests = !self->undigested || compared;
+    if (!digests && (place == NULL || place == bytes)) {
+        return LK_OK; /* neither to be moved nor to be digested */
+    }
+    uint64_t *lanes = self->lanes + 2 * (compare ? self->n_slots : slot);
     batch->pieces[batch->n++] =
         (device_piece_t){.src = bytes,
                          .src_dtype = dtype,
@@ -266,7 +281,7 @@ static lk_status_t add_piece(batch_t *batch, uint32_t slot, bool compare, const 
                          .cols = n,
                          .dst_pitch = n,
                          .first = first,
-                         .lanes = self->lanes + 2 * (compare ? self->n_slots : slot)};
+                         .lanes = digests ? lanes : NULL};
     return batch->n == PIECES ? flush(batch, err) : LK_OK;
 }
 
@@ -579,8 +594,56 @@ typedef struct {
     device_table_t *table;
     uint64_t seed;
     uint32_t next; /* slots are in the enumeration's order */
+    uint32_t threads;
     char *scratch; /* [DEVICE_TABLE_STAGING] */
 } filler_t;
+
+/* A thread's share of a piece of a tensor. */
+typedef struct {
+    const model_tensor_t *tensor;
+    uint64_t seed, first, n;
+    lk_dtype_t dtype;
+    void *out;
+    lk_status_t status;
+} share_t;
+
+static void *fill_share(void *arg)
+{
+    share_t *s = arg;
+    s->status = model_tensor_random(s->tensor, s->seed, s->dtype, s->first, s->n, s->out);
+    return NULL;
+}
+
+/* Elements [first, first + n) into the scratch memory. Threads that can't be had are done here. */
+static lk_status_t generate(filler_t *f, const model_tensor_t *tensor, uint64_t first, uint64_t n)
+{
+    enum { MOST = 64, WORTH = 1 << 16 /* elements */ };
+    share_t shares[MOST];
+    pthread_t threads[MOST];
+    bool started[MOST] = {false};
+    lk_dtype_t dtype = f->table->stored;
+    uint64_t count = LK_MIN(LK_MIN((uint64_t)f->threads, (uint64_t)MOST), n / WORTH + 1);
+    lk_status_t status = LK_OK;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t from = n * i / count, to = n * (i + 1) / count;
+        shares[i] = (share_t){.tensor = tensor,
+                              .seed = f->seed,
+                              .first = first + from,
+                              .n = to - from,
+                              .dtype = dtype,
+                              .out = f->scratch + from * dtype_bytes(dtype)};
+        started[i] = i > 0 && pthread_create(&threads[i], NULL, fill_share, &shares[i]) == 0;
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        if (started[i]) {
+            pthread_join(threads[i], NULL);
+        } else {
+            fill_share(&shares[i]);
+        }
+        status = status == LK_OK ? shares[i].status : status;
+    }
+    return status;
+}
 
 static lk_status_t fill_slot(void *ctx, const model_tensor_t *tensor, lk_error_t *err)
 {
@@ -590,17 +653,25 @@ static lk_status_t fill_slot(void *ctx, const model_tensor_t *tensor, lk_error_t
     uint64_t most = DEVICE_TABLE_STAGING / dtype_bytes(self->stored);
     self->n_pending++;
     self->states[slot].pending = true;
+    if (self->undigested && device_table_data(self, slot) == NULL) {
+        return LK_OK;
+    }
     for (uint64_t at = 0; at < tensor->numel; at += most) {
         uint64_t n = LK_MIN(tensor->numel - at, most);
-        LK_RETURN_IF_ERROR(model_tensor_random(tensor, f->seed, self->stored, at, n, f->scratch));
+        if (generate(f, tensor, at, n) < 0) {
+            return lk_error_set(err, LK_ERR_UNSUPPORTED, "%s can't be generated as %s",
+                                tensor->name, dtype_torch_name(self->stored));
+        }
         LK_RETURN_IF_ERROR(upload(self, slot, false, f->scratch, self->stored, at, n, err));
     }
     return LK_OK;
 }
 
-lk_status_t device_table_fill(device_table_t *self, uint64_t seed, lk_error_t *err)
+lk_status_t device_table_fill(device_table_t *self, uint64_t seed, uint32_t threads,
+                              lk_error_t *err)
 {
-    filler_t filler = {.table = self, .seed = seed, .scratch = malloc(DEVICE_TABLE_STAGING)};
+    filler_t filler = {
+        .table = self, .seed = seed, .threads = threads, .scratch = malloc(DEVICE_TABLE_STAGING)};
     if (filler.scratch == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for generated weights");
     }

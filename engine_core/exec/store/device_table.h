@@ -24,12 +24,16 @@ typedef struct device_table device_table_t;
 /* The device is borrowed and outlives the table. NULL with the reason in err. */
 device_table_t *device_table_new(device_t *device, const model_config_t *config, lk_dtype_t stored,
                                  uint32_t ep_rank, uint32_t ep_size, lk_error_t *err);
+/* Without digests (the default is with): those of all tensors are zero from then on, and so is the
+ * set's. What is compared, the spellings of a tied embedding, still is. Before the first load. */
+void device_table_set_digests(device_table_t *self, bool digests);
 /* Waits for the device. */
 void device_table_destroy(device_table_t **self_p);
 
-/* As weight_table_load and weight_table_fill. */
+/* As weight_table_load and weight_table_fill; generates with so many threads. */
 LK_MUST_USE lk_status_t device_table_load(device_table_t *self, const char *dir, lk_error_t *err);
-LK_MUST_USE lk_status_t device_table_fill(device_table_t *self, uint64_t seed, lk_error_t *err);
+LK_MUST_USE lk_status_t device_table_fill(device_table_t *self, uint64_t seed, uint32_t threads,
+                                          lk_error_t *err);
 
 /* Names, shapes, dtype; no data. */
 weight_table_t *device_table_names(device_table_t *self);

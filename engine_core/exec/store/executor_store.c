@@ -40,8 +40,10 @@ static lk_status_t load(store_t *self, const executor_config_t *config, lk_error
     if (self->table == NULL) {
         return err->status;
     }
-    return config->load_dummy ? device_table_fill(self->table, config->dummy_seed, err)
-                              : device_table_load(self->table, config->model_dir, err);
+    device_table_set_digests(self->table, !config->no_digests);
+    return config->load_dummy
+               ? device_table_fill(self->table, config->dummy_seed, config->threads, err)
+               : device_table_load(self->table, config->model_dir, err);
 }
 
 static lk_status_t open_on(const char *name, const executor_ops_t *ops,

@@ -53,10 +53,8 @@ static digest_t digest_of(device_table_t *table)
     return sink.ops->digest(sink.ctx);
 }
 
-/* Digest and bytes are those of `want`, which has all experts and the same dtype. */
-static void assert_same(device_table_t *table, const weight_table_t *want)
+static void assert_same_bytes(device_table_t *table, const weight_table_t *want)
 {
-    ck_assert(digest_equal(digest_of(table), weight_table_digest(want)));
     for (size_t i = 0; i < weight_table_count(want); i++) {
         const weight_slot_t *slot = weight_table_at(want, i);
         size_t bytes = slot->numel * dtype_bytes(weight_table_dtype(want));
@@ -69,6 +67,13 @@ static void assert_same(device_table_t *table, const weight_table_t *want)
         }
         free(got);
     }
+}
+
+/* Digest and bytes are those of `want`, which has all experts and the same dtype. */
+static void assert_same(device_table_t *table, const weight_table_t *want)
+{
+    ck_assert(digest_equal(digest_of(table), weight_table_digest(want)));
+    assert_same_bytes(table, want);
 }
 
 /* ---- sending ---- */
@@ -166,7 +171,7 @@ START_TEST(loads_and_fills_as_the_cpu_does)
                       err.text);
         assert_same(table, want);
         ck_ok(weight_table_fill(want, 5, &err));
-        ck_ok(device_table_fill(table, 5, &err));
+        ck_ok(device_table_fill(table, 5, 1 + (uint32_t)wide * 6, &err));
         assert_same(table, want);
         device_table_destroy(&table);
         weight_table_destroy(&want);
@@ -297,6 +302,29 @@ START_TEST(tied_spellings_must_agree)
 }
 END_TEST
 
+/* --no-weight-digests: the bytes are the same, the digest is zero. */
+START_TEST(digests_can_be_left_out)
+{
+    if (!open_device(_i % N_KINDS)) {
+        return;
+    }
+    weight_table_t *want = model_fixture_load("qwen3_moe", LK_DTYPE_BF16, 0, 1);
+    trainer_list_t list;
+    trainer_list_init(&list, "qwen3_moe", want);
+    for (int way = 0; way < N_WAYS; way++) {
+        device_table_t *table = make("qwen3_moe", LK_DTYPE_BF16, 1, 2);
+        device_table_set_digests(table, false);
+        must_send(table, &list, (way_t)way);
+        ck_assert(digest_equal(digest_of(table), (digest_t){{0}}));
+        assert_same_bytes(table, want);
+        device_table_destroy(&table);
+    }
+    trainer_list_fini(&list);
+    weight_table_destroy(&want);
+    close_device();
+}
+END_TEST
+
 /* An update that breaks off leaves tensors that nobody can name; a complete one cures it. */
 START_TEST(broken_off_updates_are_known_to_be)
 {
@@ -368,6 +396,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, loads_and_fills_as_the_cpu_does, 0, N_KINDS * N_MODEL_FIXTURES);
     tcase_add_loop_test(tc, any_spelling_order_and_way_is_the_file, 0, N_KINDS * N_MODEL_FIXTURES);
     tcase_add_loop_test(tc, ranks_share_the_experts, 0, N_KINDS * 2);
+    tcase_add_loop_test(tc, digests_can_be_left_out, 0, N_KINDS);
     tcase_add_loop_test(tc, tied_spellings_must_agree, 0, N_KINDS);
     tcase_add_loop_test(tc, broken_off_updates_are_known_to_be, 0, N_KINDS);
     tcase_add_loop_test(tc, says_how_large_a_tensor_can_be, 0, N_KINDS);
