@@ -2,6 +2,10 @@
  * check_pause.c: from the first rank's answer to a pause on, no rank steps until something that can
  * lift it has been asked for; and what the mode promises is true on the rank that answers.
  *
+ * A pause is prompt: once every rank has it, a lockstep group takes at most sync_interval steps and
+ * the one under way. (Not so behind a weight call, which is exclusive in its stream. Independent
+ * ranks need a vote of each other for it, which is a time, not a number of steps.)
+ *
  * Seen from the messages alone. A RESUME or a CANCEL can lift a pause as long as some rank has not
  * answered it, so a pause that is answered while one is open proves nothing.
  */
@@ -10,24 +14,27 @@
 #include "base/check.h"
 
 #include <stdlib.h>
-
-#define MAX_COMMANDS 4096
+#include <string.h>
 
 typedef struct {
     uint32_t front;
     uint64_t generation, number, kind, mode, target;
-    bool *done; /* [ranks]: answered */
-    uint32_t n_done;
-    bool acked; /* a PAUSE: with LK_OK by some rank */
+    bool *done, *seen; /* [ranks]: answered; acknowledged */
+    uint32_t n_done, n_seen;
+    uint64_t *steps; /* [ranks]: taken when the last rank acknowledged it */
+    bool acked;      /* a PAUSE: with LK_OK by some rank */
+    bool behind;     /* a PAUSE: a weight call was open when the last rank acknowledged it */
 } command_t;
 
 typedef struct {
     command_t *commands;
     size_t n, cap;
     size_t lifters;       /* RESUMEs and CANCELs that some rank has not answered */
+    size_t updates;       /* weight calls that some rank has not answered */
     bool stopped;         /* a pause is in force, and nothing that lifts it is open */
     bool keep_since_lift; /* some pause since the last lift was not `wait` */
     size_t stopped_by;
+    uint64_t *steps; /* [ranks]: posted so far */
 } state_t;
 
 static bool lifts(const command_t *c)
@@ -63,12 +70,15 @@ static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
                      .kind = cmd->kind,
                      .mode = cmd->mode,
                      .target = cmd->target,
-                     .done = calloc(sim->o.ranks, sizeof *c->done)};
-    CHECK(c->done != NULL);
+                     .done = calloc(sim->o.ranks, sizeof *c->done),
+                     .seen = calloc(sim->o.ranks, sizeof *c->seen),
+                     .steps = calloc(sim->o.ranks, sizeof *c->steps)};
+    CHECK(c->done != NULL && c->seen != NULL && c->steps != NULL);
     if (lifts(c)) {
         self->lifters++;
         self->stopped = false;
     }
+    self->updates += cmd->kind == CMD_UPDATE;
     self->keep_since_lift |= cmd->kind == CMD_PAUSE && cmd->mode != PAUSE_WAIT;
 }
 
@@ -83,6 +93,47 @@ static bool is_cancelled(const state_t *self, const command_t *pause)
         }
     }
     return false;
+}
+
+/* SEEN acknowledges all commands up to its own. */
+static void on_seen(sim_t *sim, state_t *self, uint32_t front, const msg_seen_t *seen)
+{
+    for (size_t i = self->n; i-- > 0;) {
+        command_t *c = &self->commands[i];
+        if (c->front != front || c->generation != seen->generation || c->number > seen->number ||
+            seen->rank >= sim->o.ranks) {
+            continue;
+        }
+        if (c->seen[seen->rank]) {
+            return; /* and so are all before it */
+        }
+        c->seen[seen->rank] = true;
+        if (++c->n_seen == sim->o.ranks) {
+            memcpy(c->steps, self->steps, sim->o.ranks * sizeof *c->steps);
+            c->behind = self->updates > 0;
+        }
+    }
+}
+
+static void check_prompt(sim_t *sim, const state_t *self, uint32_t rank, const command_t *pause)
+{
+    bool lockstep = sim->o.moe && sim->o.ranks > 1;
+    uint64_t limit = sim->o.sync_interval + 1;
+    if (!lockstep || pause->n_seen < sim->o.ranks || pause->mode == PAUSE_WAIT || pause->behind) {
+        return;
+    }
+    uint64_t steps = self->steps[rank] - pause->steps[rank];
+    sim->result.pauses++;
+    sim->result.pause_steps += steps;
+    sim->result.pause_steps_most = LK_MAX(sim->result.pause_steps_most, steps);
+    if (steps > limit) {
+        sim_fail(
+            sim, "pause",
+            "rank %u took %llu steps after every rank had pause %llu of front end %u; %llu are "
+            "allowed",
+            rank, (unsigned long long)steps, (unsigned long long)pause->number, pause->front,
+            (unsigned long long)limit);
+    }
 }
 
 /* The rank's state in the very call in which it answers. */
@@ -108,6 +159,7 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     }
     c->done[done->rank] = true;
     c->n_done++;
+    self->updates -= c->kind == CMD_UPDATE && c->n_done == sim->o.ranks;
     if (lifts(c)) {
         self->lifters -= c->n_done == sim->o.ranks;
         return;
@@ -116,6 +168,7 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
         return;
     }
     check_mode(sim, self, (uint32_t)done->rank, c);
+    check_prompt(sim, self, (uint32_t)done->rank, c);
     if (!c->acked && self->lifters == 0) {
         self->stopped = true;
         self->stopped_by = (size_t)(c - self->commands);
@@ -137,10 +190,17 @@ static void on_step(sim_t *sim, const state_t *self, uint32_t rank, const exec_b
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
 {
     state_t *self = state;
+    if (self->steps == NULL) {
+        self->steps = calloc(sim->o.ranks, sizeof *self->steps);
+        CHECK(self->steps != NULL);
+    }
     if (saw->kind == SIM_SAW_STEP_POST) {
+        self->steps[saw->rank]++;
         on_step(sim, self, saw->rank, saw->batch);
     } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_CMD) {
         on_cmd(sim, self, &saw->msg->cmd);
+    } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_SEEN) {
+        on_seen(sim, self, saw->to - sim_node_front(sim, 0), &saw->msg->seen);
     } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_DONE) {
         on_done(sim, self, saw->to - sim_node_front(sim, 0), &saw->msg->done);
     }
@@ -151,8 +211,11 @@ static void fini(sim_t *sim, void *state)
     state_t *self = state;
     for (size_t i = 0; i < self->n; i++) {
         free(self->commands[i].done);
+        free(self->commands[i].seen);
+        free(self->commands[i].steps);
     }
     free(self->commands);
+    free(self->steps);
 }
 
 const sim_checker_t check_pause = {

@@ -67,6 +67,8 @@ typedef struct {
 typedef struct {
     uint64_t events, trace, virtual_ns;
     uint64_t requests, tokens, calls, steps, rounds, updates;
+    /* steps of a rank from every rank's SEEN to its answer, over the pauses (but mode wait) */
+    uint64_t pauses, pause_steps, pause_steps_most;
     bool failed;
     char check[32], text[4096];
 } sim_result_t;
