@@ -3,6 +3,7 @@
 #include "base/log.h"
 #include "tests/sim/batch.h"
 #include "tests/sim/design.h"
+#include "tests/sim/scale.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 static const char usage[] =
     "usage: sim --seed S        one seed, with its options, figures and trace hash\n"
     "       sim --seeds N       N fresh seeds, each in a process of its own\n"
+    "       sim --scale         what 2 to 256 ranks cost (minutes)\n"
     "  --first S               seeds S, S+1, ... instead of fresh ones\n"
     "  --events N              events of the safety phase (10000)\n"
     "  --design frontend-pause the old design, with the pause state in the front end\n"
@@ -29,7 +31,7 @@ typedef struct {
     const char *sets[MAX_SETS + 1];
     size_t n_sets;
     uint64_t seed, n_seeds, first, jobs;
-    bool one, has_first, twice, frontend_pause;
+    bool one, scale, has_first, twice, frontend_pause;
 } args_t;
 
 static bool number(const char *text, uint64_t *out)
@@ -45,6 +47,9 @@ static bool parse(int argc, char **argv, args_t *a)
         const char *arg = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(arg, "--log") == 0) {
             a->config.log = true;
+            continue;
+        } else if (strcmp(arg, "--scale") == 0) {
+            a->scale = true;
             continue;
         } else if (strcmp(arg, "--twice") == 0) {
             a->twice = true;
@@ -77,7 +82,7 @@ static bool parse(int argc, char **argv, args_t *a)
         }
         i++;
     }
-    return a->one || a->n_seeds > 0;
+    return a->one || a->scale || a->n_seeds > 0;
 }
 
 /* The other design is another program beside this one. */
@@ -174,5 +179,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "%s\n", err.text);
         return 2;
     }
-    return a.one ? run_one(&a) : run_many(&a);
+    return a.scale ? sim_scale_run() : a.one ? run_one(&a) : run_many(&a);
 }

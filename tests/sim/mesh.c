@@ -26,7 +26,10 @@ typedef struct {
     uint32_t rank;
     mesh_inbox_t *from; /* [size] */
     /* votes */
-    uint64_t next; /* rounds posted so far */
+    uint64_t next;        /* rounds posted so far */
+    uint64_t most_votes;  /* of any peer: rounds that have arrived */
+    uint32_t votes_here;  /* peers whose vote of the posted round is here */
+    uint32_t shares_here; /* peers whose next share is here */
     bool vote_out;
     uint64_t *votes[2];
     size_t votes_len[2];
@@ -56,7 +59,10 @@ static void send_to(mesh_member_t *me, uint32_t to, sim_event_kind_t kind, uint6
 
 void sim_mesh_on_vote(sim_mesh_t *self, const sim_event_t *event)
 {
-    self->members[event->b].from[event->a].votes = event->n + 1;
+    mesh_member_t *to = &self->members[event->b];
+    to->from[event->a].votes = event->n + 1;
+    to->most_votes = LK_MAX(to->most_votes, event->n + 1);
+    to->votes_here += to->vote_out && event->n + 1 == to->next;
     sim_rank_wake(&self->sim->ranks[event->b], self->sim->now_ns);
 }
 
@@ -69,6 +75,7 @@ void sim_mesh_on_exchange(sim_mesh_t *self, const sim_event_t *event)
     in->shares[in->n_shares] = malloc(bytes);
     CHECK(in->shares[in->n_shares] != NULL);
     memcpy(in->shares[in->n_shares++], share, bytes);
+    self->members[event->b].shares_here += in->n_shares == 1;
     sim_rank_wake(&self->sim->ranks[event->b], self->sim->now_ns);
 }
 
@@ -88,6 +95,10 @@ static lk_status_t vote_post(void *ctx, uint64_t round, const uint64_t *vec, siz
     me->votes_len[slot] = n;
     me->vote_out = true;
     me->next = round + 1;
+    me->votes_here = 0;
+    for (uint32_t p = 0; p < mesh->size; p++) {
+        me->votes_here += me->from[p].votes > round;
+    }
     sim_saw(
         mesh->sim,
         &(sim_saw_t){.kind = SIM_SAW_VOTE, .rank = me->rank, .round = round, .vec = vec, .n = n});
@@ -107,10 +118,8 @@ static lk_status_t vote_test(void *ctx, uint64_t *out, lk_error_t *err)
     sim_mesh_t *mesh = me->mesh;
     CHECK(me->vote_out);
     uint64_t round = me->next - 1;
-    for (uint32_t p = 0; p < mesh->size; p++) {
-        if (p != me->rank && me->from[p].votes <= round) {
-            return LK_INPROGRESS;
-        }
+    if (me->votes_here < mesh->size - 1) {
+        return LK_INPROGRESS;
     }
     size_t slot = round % 2, n = me->votes_len[slot];
     memcpy(out, me->votes[slot], n * sizeof *out);
@@ -133,13 +142,7 @@ static lk_status_t vote_test(void *ctx, uint64_t *out, lk_error_t *err)
 
 static bool vote_peer_waiting(void *ctx, uint64_t round)
 {
-    mesh_member_t *me = ctx;
-    for (uint32_t p = 0; p < me->mesh->size; p++) {
-        if (p != me->rank && me->from[p].votes > round) {
-            return true;
-        }
-    }
-    return false;
+    return ((mesh_member_t *)ctx)->most_votes > round;
 }
 
 /* Appends "1, 3" of the ranks for which `late` is true. */
@@ -208,12 +211,12 @@ static lk_status_t ex_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
     mesh_member_t *me = ctx;
     sim_mesh_t *mesh = me->mesh;
     CHECK(me->ex_out);
+    if (me->shares_here < mesh->size - 1) {
+        return LK_INPROGRESS;
+    }
     for (uint32_t p = 0; p < mesh->size; p++) {
         if (p == me->rank) {
             continue;
-        }
-        if (me->from[p].n_shares == 0) {
-            return LK_INPROGRESS;
         }
         if (me->from[p].shares[0]->tag != me->ex_tag) {
             return lk_error_set(err, LK_ERR_PEER, "rank %u is out of step: exchange %llx, not %llx",
@@ -228,6 +231,7 @@ static lk_status_t ex_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
             in->taken = in->shares[0];
             in->shares[0] = in->shares[1];
             in->n_shares--;
+            me->shares_here -= in->n_shares == 0;
             recv[p] = (ep_buf_t){in->taken->data, in->taken->len};
         }
     }

@@ -136,8 +136,32 @@ uint64_t sim_latency_ns(sim_t *self)
 
 /* ---- phases ---- */
 
+/* Adds what there is by now, or takes it away: figures of a phase are end less beginning. */
+static void add_figures(const sim_t *self, sim_figures_t *sum, bool minus)
+{
+    const sim_mesh_stats_t *mesh = sim_mesh_stats(self->mesh);
+    sim_figures_t f = {.ns = self->now_ns,
+                       .steps = self->result.steps,
+                       .rounds = self->result.rounds,
+                       .votes = mesh->votes,
+                       .vote_bytes = mesh->vote_bytes,
+                       .exchanges = mesh->exchanges,
+                       .exchange_bytes = mesh->exchange_bytes};
+    for (int link = 0; link < SIM_LINK_COUNT; link++) {
+        f.messages[link] = sim_net_traffic(self, (sim_link_t)link)->messages;
+        f.bytes[link] = sim_net_traffic(self, (sim_link_t)link)->bytes;
+    }
+    uint64_t *to = (uint64_t *)sum, *from = (uint64_t *)&f;
+    for (size_t i = 0; i < sizeof f / sizeof *to; i++) {
+        to[i] += minus ? -from[i] : from[i];
+    }
+}
+
 static void enter_phase(sim_t *self, sim_phase_t phase)
 {
+    if (phase == SIM_SAFETY || phase == SIM_HEAL) {
+        add_figures(self, &self->result.safety, phase == SIM_SAFETY);
+    }
     self->phase = phase;
     self->phase_ns = self->now_ns;
     sim_log(self, "---- %s ----", sim_phase_name(phase));

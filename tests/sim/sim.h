@@ -64,11 +64,19 @@ typedef struct {
     sim_canary_t canary; /* what is planted */
 } sim_config_t;
 
+/* Traffic, all processes together. */
+typedef struct {
+    uint64_t ns, steps, rounds;
+    uint64_t messages[8], bytes[8]; /* by sim_link_t (net.h) */
+    uint64_t votes, vote_bytes, exchanges, exchange_bytes;
+} sim_figures_t;
+
 typedef struct {
     uint64_t events, trace, virtual_ns;
     uint64_t requests, tokens, calls, steps, rounds, updates;
     /* steps of a rank from every rank's SEEN to its answer, over the pauses (but mode wait) */
     uint64_t pauses, pause_steps, pause_steps_most;
+    sim_figures_t safety; /* of that phase */
     bool failed;
     char check[32], text[4096];
 } sim_result_t;
