@@ -85,7 +85,7 @@ static uint64_t now(void *ctx)
     return ((sink_t *)ctx)->now_ns;
 }
 
-static void reply(void *ctx, uint32_t role, uint32_t rank, const msg_t *msg)
+static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
 }
 
