@@ -51,6 +51,15 @@ static lk_status_t send_coordinator(void *ctx, const msg_t *msg, lk_error_t *err
     return LK_OK;
 }
 
+void fg_reopen(fake_group_t *g)
+{
+    engine_client_ops_t ops = {g, send_engine, send_coordinator, &g->env};
+    engine_client_destroy(&g->client);
+    g->client = engine_client_new(&g->config, &ops);
+    CHECK(g->client != NULL);
+    fg_stats(g, true, false, 1, NULL);
+}
+
 void fg_init(fake_group_t *g, uint32_t n_ranks, bool expert_parallel)
 {
     memset(g, 0, sizeof *g);
@@ -65,10 +74,7 @@ void fg_init(fake_group_t *g, uint32_t n_ranks, bool expert_parallel)
         .transfer_timeout_ns = 300 * LK_SECOND_NS,
         .max_requests = 10000,
     };
-    engine_client_ops_t ops = {g, send_engine, send_coordinator, &g->env};
-    g->client = engine_client_new(&g->config, &ops);
-    CHECK(g->client != NULL);
-    fg_stats(g, true, false, 1, NULL);
+    fg_reopen(g);
 }
 
 void fg_fini(fake_group_t *g)

@@ -28,6 +28,8 @@ typedef struct {
 
 /* n_ranks engines, all alive, serving; control timeout 30 s, transfer timeout 300 s. */
 void fg_init(fake_group_t *g, uint32_t n_ranks, bool expert_parallel);
+/* A new client of g->config as it stands now. */
+void fg_reopen(fake_group_t *g);
 void fg_fini(fake_group_t *g);
 /* The oldest message sent to rank (or FG_COORDINATOR) of that type; earlier ones of other types are
  * skipped. NULL: none. Valid until fg_fini. */

@@ -494,6 +494,35 @@ START_TEST(test_update_is_exclusive)
 }
 END_TEST
 
+/* With shadow swap update_weights and finish_weight_update run beside the steps: pauses pass them,
+ * weight calls do not. */
+START_TEST(test_pauses_pass_a_shadow_update)
+{
+    static const update_verb_t verbs[] = {UPDATE_VERB_UPDATE, UPDATE_VERB_FINISH,
+                                          UPDATE_VERB_START};
+    for (size_t v = 0; v < LK_ARRAY_LEN(verbs); v++) {
+        outcome_t update = {0}, pause = {0}, resume = {0}, next = {0};
+        g.config.shadow = true;
+        fg_drop_all(&g);
+        fg_reopen(&g);
+        engine_client_update(g.client, verbs[v], "{}", 0, on_result, &update);
+        engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+        engine_client_resume(g.client, 0, on_result, &resume);
+        engine_client_update(g.client, UPDATE_VERB_FINISH, "{}", 0, on_result, &next);
+        expect_cmd(0, 1, CMD_UPDATE);
+        if (verbs[v] != UPDATE_VERB_START) {
+            expect_cmd(0, 2, CMD_PAUSE);
+            expect_cmd(0, 3, CMD_RESUME);
+        }
+        ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 0);
+        fg_done(&g, 0, 1, LK_OK, "", "");
+        fg_done(&g, 1, 1, LK_OK, "", "");
+        ck_assert_int_eq(update.calls, 1);
+        ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), verbs[v] != UPDATE_VERB_START ? 1 : 3);
+    }
+}
+END_TEST
+
 START_TEST(test_update_refused_by_one)
 {
     outcome_t o = {0};
@@ -742,6 +771,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_resend_keeps_order);
     tcase_add_test(tc, test_superseded);
     tcase_add_test(tc, test_update_is_exclusive);
+    tcase_add_test(tc, test_pauses_pass_a_shadow_update);
     tcase_add_test(tc, test_update_refused_by_one);
     tcase_add_test(tc, test_update_deadline);
     tcase_add_test(tc, test_update_deadline_without_answers);
