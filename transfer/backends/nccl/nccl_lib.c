@@ -164,10 +164,9 @@ static lk_status_t failed(const nccl_lib_t *lib, const nccl_comm_t *comm, int rc
                             "loaded here. NCCL says: %s",
                             what, lib->base.version, lib->base.path, more);
     }
-    lk_status_t st = rc == NCCL_REMOTE_ERROR           ? LK_ERR_PEER
-                     : comm != NULL && comm->forming   ? LK_ERR_PEER
-                     : rc == NCCL_UNHANDLED_CUDA_ERROR ? LK_ERR_INTERNAL
-                                                       : LK_ERR_IO;
+    lk_status_t st = rc == NCCL_UNHANDLED_CUDA_ERROR                              ? LK_ERR_INTERNAL
+                     : rc == NCCL_REMOTE_ERROR || (comm != NULL && comm->forming) ? LK_ERR_PEER
+                                                                                  : LK_ERR_IO;
     return lk_error_set(err, st, "%s: NCCL %s: %s%s%s", what, lib->base.version, name,
                         more[0] != '\0' ? ": " : "", more);
 }
@@ -199,6 +198,10 @@ static lk_status_t lib_init(const nccl_library_t *library, device_t *device,
                             nccl_comm_t **out, lk_error_t *err)
 {
     const nccl_lib_t *lib = (const nccl_lib_t *)library;
+    if (strcmp(device->ops->name, "cuda") != 0) {
+        return lk_error_set(err, LK_ERR_UNSUPPORTED, "NCCL moves memory of GPUs; this is %s",
+                            device->text);
+    }
     LK_RETURN_IF_ERROR(device->ops->make_current(device, err));
     nccl_comm_t *self = calloc(1, sizeof *self);
     if (self == NULL) {
