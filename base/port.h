@@ -54,6 +54,8 @@ typedef struct port_ops {
     /* The address that peers connect to (after a bind to a wildcard). */
     const char *(*address)(lk_port_t *self);
     void (*destroy)(lk_port_t *self);
+    /* (optional) Connections that were lost since the first call of this, which begins to count. */
+    uint64_t (*losses)(lk_port_t *self);
 } port_ops_t;
 
 struct lk_port {
@@ -80,6 +82,11 @@ static inline int port_fd(lk_port_t *port)
 static inline const char *port_address(lk_port_t *port)
 {
     return port->ops->address(port);
+}
+/* 0 where it is not known. What was sent on a connection that is lost may have arrived or not. */
+static inline uint64_t port_losses(lk_port_t *port)
+{
+    return port->ops->losses != NULL ? port->ops->losses(port) : 0;
 }
 /* Accepts NULL and a pointer to NULL; nulls the caller's pointer. */
 static inline void port_destroy(lk_port_t **port_p)

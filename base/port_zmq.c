@@ -23,10 +23,12 @@ typedef struct {
     lk_port_t base;
     port_kind_t kind;
     void *socket;
-    pid_t pid;    /* of the process that opened it */
-    int poll_fd;  /* epoll over ZMQ_FD and ready_fd; -1: this kind receives nothing */
-    int ready_fd; /* eventfd, readable unless the last recv found nothing */
-    bool ready;   /* ready_fd is readable */
+    pid_t pid;     /* of the process that opened it */
+    int poll_fd;   /* epoll over ZMQ_FD and ready_fd; -1: this kind receives nothing */
+    int ready_fd;  /* eventfd, readable unless the last recv found nothing */
+    bool ready;    /* ready_fd is readable */
+    void *monitor; /* PAIR that tells of lost connections; NULL: nobody has asked */
+    uint64_t losses;
     char address[256];
 } port_zmq_t;
 
@@ -286,6 +288,9 @@ static void zmq_port_destroy(lk_port_t *port)
         close(self->ready_fd);
     }
     if (self->pid == getpid()) { /* a forked child has no I/O thread to close it with */
+        if (self->monitor != NULL) {
+            zmq_close(self->monitor);
+        }
         if (self->socket != NULL) {
             zmq_close(self->socket);
         }
@@ -294,8 +299,41 @@ static void zmq_port_destroy(lk_port_t *port)
     free(self);
 }
 
-static const port_ops_t zmq_ops = {zmq_port_send, zmq_port_recv,    zmq_port_msg_fini,
-                                   zmq_port_fd,   zmq_port_address, zmq_port_destroy};
+static bool open_monitor(port_zmq_t *self)
+{
+    char name[64];
+    snprintf(name, sizeof name, "inproc://losses-of-%p", (void *)self);
+    if (zmq_socket_monitor(self->socket, name, ZMQ_EVENT_DISCONNECTED) != 0) {
+        return false;
+    }
+    self->monitor = zmq_socket(shared.ctx, ZMQ_PAIR);
+    if (self->monitor != NULL && zmq_connect(self->monitor, name) != 0) {
+        zmq_close(self->monitor);
+        self->monitor = NULL;
+    }
+    return self->monitor != NULL;
+}
+
+/* An event is two frames: what, and at which address. */
+static uint64_t zmq_port_losses(lk_port_t *port)
+{
+    port_zmq_t *self = self_of(port);
+    char frame[512];
+    if (self->pid != getpid() || (self->monitor == NULL && !open_monitor(self))) {
+        return 0;
+    }
+    while (zmq_recv(self->monitor, frame, sizeof frame, ZMQ_DONTWAIT) >= 0) {
+        self->losses++;
+        if (zmq_recv(self->monitor, frame, sizeof frame, ZMQ_DONTWAIT) < 0) {
+            break;
+        }
+    }
+    return self->losses;
+}
+
+static const port_ops_t zmq_ops = {zmq_port_send,  zmq_port_recv,    zmq_port_msg_fini,
+                                   zmq_port_fd,    zmq_port_address, zmq_port_destroy,
+                                   zmq_port_losses};
 
 /* ---- opening ---- */
 

@@ -16,7 +16,9 @@
  *
  * Calls return LST_OK or a negative lst_status_t; lst_last_error has the text. A call is sent with
  * an idempotency key, and again with the same key when its answer does not come, so a repetition is
- * never carried out twice.
+ * never carried out twice. A call whose connection is lost (the front end ended) fails at once with
+ * LST_ERR_PEER: whether it was carried out is for lst_weight_info or lst_is_paused to say; the next
+ * call connects again.
  */
 #ifndef LOCKSTEP_TRAINER_H
 #define LOCKSTEP_TRAINER_H

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define RESEND_FIRST_NS (10 * LK_SECOND_NS)
+#define LOOK_NS         (200 * LK_MS_NS) /* between two looks at the connection */
 #define RESEND_SOON_NS  (100 * LK_MS_NS) /* the socket's queue was full */
 
 struct rpc {
@@ -23,6 +24,7 @@ struct rpc {
     uint64_t id; /* as sent: little-endian */
     lk_buf_t body;
     uint64_t start_ns, deadline_ns, resend_ns, resend_every_ns;
+    uint64_t losses; /* of the connection, when the call was made */
 };
 
 rpc_t *rpc_new(lk_port_t *port, const lk_env_t *env, const char *admin_key, const char *endpoint)
@@ -38,6 +40,7 @@ rpc_t *rpc_new(lk_port_t *port, const lk_env_t *env, const char *admin_key, cons
     self->next_id = lk_env_random_u64(env);
     lk_buf_init(&self->body, WIRE_MAX_BODY);
     snprintf(self->endpoint, sizeof self->endpoint, "%s", endpoint);
+    (void)port_losses(port); /* counts from now on */
     self->admin_key = admin_key != NULL ? strdup(admin_key) : NULL;
     if (admin_key != NULL && self->admin_key == NULL) {
         rpc_destroy(&self);
@@ -82,7 +85,8 @@ int rpc_fd(const rpc_t *self)
 
 uint64_t rpc_wake_ns(const rpc_t *self)
 {
-    return !self->busy ? UINT64_MAX : LK_MIN(self->deadline_ns, self->resend_ns);
+    uint64_t look_ns = lk_env_now_ns(self->env) + LOOK_NS;
+    return !self->busy ? UINT64_MAX : LK_MIN(look_ns, LK_MIN(self->deadline_ns, self->resend_ns));
 }
 
 static lk_status_t send_body(rpc_t *self, lk_error_t *err)
@@ -137,6 +141,7 @@ lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args, uint64_t
     self->start_ns = lk_env_now_ns(self->env);
     self->deadline_ns = self->start_ns + timeout_ns;
     self->resend_every_ns = RESEND_FIRST_NS;
+    self->losses = port_losses(self->port);
     self->busy = true;
     lk_status_t st = send_body(self, err);
     if (st < 0) {
@@ -227,6 +232,15 @@ lk_status_t rpc_test(rpc_t *self, json_t **reply, lk_error_t *err)
         }
         *reply = map;
         return LK_OK;
+    }
+    /* The front end's next life would carry the call out a second time: only the caller knows
+     * whether that is well. */
+    if (port_losses(self->port) != self->losses) {
+        rpc_drop(self);
+        return lk_error_set(err, LK_ERR_PEER,
+                            "%s: the connection to the front end at %s was lost before its answer "
+                            "came; whether the call was carried out is not known",
+                            self->call, self->endpoint);
     }
     uint64_t now = lk_env_now_ns(self->env);
     if (now >= self->deadline_ns) {
