@@ -73,11 +73,12 @@ struct engine_core {
     lk_error_t failure;
 
     /* reports */
-    uint64_t reported_ns;   /* when LOAD went out last */
-    uint64_t reported_hash; /* what it said */
-    uint64_t heartbeat_ns;  /* when HEARTBEAT went out last */
-    bool report_pending;    /* something else is true by now */
-    bool group_report_due;  /* GROUP, after the answers that callers wait for */
+    uint64_t reported_ns;    /* when LOAD went out last */
+    uint64_t reported_hash;  /* what it said */
+    uint64_t reported_epoch; /* the weights' */
+    uint64_t heartbeat_ns;   /* when HEARTBEAT went out last */
+    bool report_pending;     /* something else is true by now */
+    bool group_report_due;   /* GROUP, after the answers that callers wait for */
     uint64_t prompt_tokens, generation_tokens;
     uint64_t votes;
     uint64_t pauses, paused_since_ns, paused_ns, last_pause_ns; /* of closed windows */
