@@ -371,6 +371,12 @@ uint32_t kv_cache_num_blocks(const kv_cache_t *self)
     return self->num_blocks;
 }
 
+uint32_t kv_cache_references(const kv_cache_t *self, uint32_t block)
+{
+    CHECK(block < self->num_blocks);
+    return self->blocks[block].ref;
+}
+
 uint32_t kv_cache_used(const kv_cache_t *self)
 {
     return self->num_blocks - self->n_free;

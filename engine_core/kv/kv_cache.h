@@ -47,6 +47,8 @@ uint32_t kv_cache_block_size(const kv_cache_t *self);
 uint32_t kv_cache_num_blocks(const kv_cache_t *self);
 /* Blocks held by requests. */
 uint32_t kv_cache_used(const kv_cache_t *self);
+/* How many block tables name the block. For tests and the simulator. */
+uint32_t kv_cache_references(const kv_cache_t *self, uint32_t block);
 typedef struct {
     uint64_t queries, hits; /* tokens */
     uint64_t evictions;
