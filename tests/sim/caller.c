@@ -5,6 +5,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* The canary: after a failed weight call one number is another one. */
+static void spoil_weights(sim_t *sim, const sim_call_t *call)
+{
+    const sim_rank_t *rank = &sim->ranks[0];
+    uint64_t gates = group_weights(engine_core_group(rank->core))->gates;
+    if (call->kind == SIM_CALL_UPDATE && gates == 0 &&
+        (call->status != LK_OK || call->verb == UPDATE_VERB_ABORT) &&
+        sim_plants(sim, SIM_CANARY_HALF_UPDATE)) {
+        const weight_table_t *table = rank->executor->ops->weights(rank->executor);
+        ((float *)weight_table_at(table, 0)->data)[1] += 1;
+    }
+}
+
 static void on_result(void *ctx, const engine_result_t *result)
 {
     sim_call_t *call = ctx;
@@ -15,6 +28,7 @@ static void on_result(void *ctx, const engine_result_t *result)
     snprintf(call->text, sizeof call->text, "%s", result->text);
     sim_log(sim, "call %zu (%s of front end %u) is answered: %s %s", call->index,
             sim_call_name(call), call->front, lk_status_name(call->status), call->text);
+    spoil_weights(sim, call);
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_ANSWERED, .call = call, .engine_result = result});
     if (call->fn != NULL) {
         call->fn(sim, call->ctx, call);

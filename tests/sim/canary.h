@@ -14,9 +14,14 @@
     X(DOUBLE_FINISH, "double-finish", "requests", "a request is told twice that it has ended")     \
     X(WRONG_TOKEN, "wrong-token", "requests", "a token changes on its way")                        \
     X(KV_ALIAS, "kv-alias", "kv", "a sequence reads a block of another one")                       \
+    X(STALE_KV, "stale-kv", "kv", "nobody obeys clear_cache")                                      \
+    X(BLOCK_LEAK, "block-leak", "kv", "a block is taken and in no table")                          \
     X(WEIGHT_FLIP, "weight-flip", "weights", "a number in one rank's weights changes")             \
     X(WRONG_VALUES, "wrong-values", "weights", "a trainer sends other numbers than it means to")   \
+    X(HALF_UPDATE, "half-update", "weights", "a failed call leaves other weights behind")          \
+    X(MIXED_STEP, "mixed-step", "weights", "one rank takes a step in another epoch")               \
     X(EARLY_PAUSE, "early-pause", "pause", "a rank answers a pause when it hears of it")           \
+    X(KEEP_ABORTS, "keep-aborts", "pause", "a pause in mode keep ends the requests")               \
     X(OWN_VOTE, "own-vote", "rounds", "a rank takes its own vote for the result")                  \
     X(LOST_END, "lost-end", "liveness", "the end of a request never arrives")                      \
     X(FORGOTTEN, "forgotten-request", "resources", "a rank has a request that nobody waits for")   \

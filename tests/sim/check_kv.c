@@ -1,10 +1,13 @@
 /*
  * check_kv.c: a second book of every rank's KV memory, written from the batches alone: which token,
  * in which context, each slot holds. What a sequence reads through its block table has to be its
- * own context, and nobody else may read a block that a sequence writes in this step.
+ * own context, and nobody else may read a block that a sequence writes in this step. Nothing is
+ * read that was written before a pause with clear_cache, or (unless somebody has paused without)
+ * before the weights in force came.
  */
 #include "tests/sim/checkers.h"
 #include "base/check.h"
+#include "tests/sim/net.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +15,7 @@
 typedef struct {
     uint64_t context; /* of all tokens up to this one */
     uint32_t token;
+    uint64_t epoch; /* of the weights that computed it */
     bool written;
 } slot_t;
 
@@ -22,8 +26,18 @@ typedef struct {
     size_t n_blocks;
 } book_t;
 
+/* A pause with clear_cache. */
+typedef struct {
+    uint32_t front;
+    uint64_t generation, number;
+    bool *done; /* [ranks] */
+} clear_t;
+
 typedef struct {
     book_t *books; /* [ranks] */
+    clear_t *clears;
+    size_t n_clears, cap_clears;
+    bool may_mix; /* somebody has asked for a pause that keeps the KV */
 } state_t;
 
 static uint64_t next_context(uint64_t context, uint32_t token)
@@ -89,16 +103,18 @@ static void check_sharing(sim_t *sim, book_t *book, uint32_t rank, const exec_ba
     }
 }
 
-static void check_seq(sim_t *sim, book_t *book, uint32_t rank, const exec_batch_t *batch,
+static void check_seq(sim_t *sim, const state_t *self, uint32_t rank, const exec_batch_t *batch,
                       const exec_seq_t *seq)
 {
+    book_t *book = &self->books[rank];
+    uint64_t epoch = group_weights(engine_core_group(sim->ranks[rank].core))->epoch;
     uint32_t size = (uint32_t)sim->o.block_size;
     uint64_t context = 0;
     for (uint32_t p = 0; p < seq->start + seq->n; p++) {
         slot_t *slot = &book->slots[(size_t)seq->blocks[p / size] * size + p % size];
         context = next_context(context, seq->tokens[p]);
         if (p >= seq->start) {
-            *slot = (slot_t){context, seq->tokens[p], true};
+            *slot = (slot_t){context, seq->tokens[p], epoch, true};
         } else if (!slot->written || slot->context != context || slot->token != seq->tokens[p]) {
             sim_fail(sim, "kv",
                      "rank %u, step %llu: position %u of a sequence lies in block %u, which holds "
@@ -114,7 +130,51 @@ static void on_step(sim_t *sim, state_t *self, uint32_t rank, const exec_batch_t
     book_t *book = book_of(sim, self, rank);
     check_sharing(sim, book, rank, batch);
     for (size_t i = 0; i < batch->n_seqs && !sim->result.failed; i++) {
-        check_seq(sim, book, rank, batch, &batch->seqs[i]);
+        check_seq(sim, self, rank, batch, &batch->seqs[i]);
+    }
+}
+
+static clear_t *find(state_t *self, uint32_t front, uint64_t generation, uint64_t number)
+{
+    for (size_t i = self->n_clears; i-- > 0;) {
+        clear_t *c = &self->clears[i];
+        if (c->front == front && c->generation == generation && c->number == number) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
+{
+    if (cmd->kind != CMD_PAUSE) {
+        return;
+    }
+    self->may_mix |= !cmd->clear_cache;
+    if (!cmd->clear_cache ||
+        find(self, (uint32_t)cmd->client, cmd->generation, cmd->number) != NULL) {
+        return;
+    }
+    if (self->n_clears == self->cap_clears) {
+        self->cap_clears = 2 * self->cap_clears + 32;
+        self->clears = realloc(self->clears, self->cap_clears * sizeof *self->clears);
+        CHECK(self->clears != NULL);
+    }
+    clear_t *c = &self->clears[self->n_clears++];
+    *c = (clear_t){(uint32_t)cmd->client, cmd->generation, cmd->number,
+                   calloc(sim->o.ranks, sizeof *c->done)};
+    CHECK(c->done != NULL);
+}
+
+static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t *done)
+{
+    clear_t *c = find(self, front, done->generation, done->number);
+    if (c == NULL || done->rank >= sim->o.ranks || c->done[done->rank]) {
+        return;
+    }
+    c->done[done->rank] = true;
+    if (done->status == LK_OK) {
+        forget(self, (uint32_t)done->rank);
     }
 }
 
@@ -125,6 +185,12 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         on_step(sim, self, saw->rank, saw->batch);
     } else if (saw->kind == SIM_SAW_RANK_UP) {
         forget(self, saw->rank);
+    } else if (saw->kind == SIM_SAW_SENT && !sim->config.frontend_pause) {
+        if (saw->msg->type == MSG_CMD) {
+            on_cmd(sim, self, &saw->msg->cmd);
+        } else if (saw->msg->type == MSG_DONE) {
+            on_done(sim, self, saw->to - sim_node_front(sim, 0), &saw->msg->done);
+        }
     }
 }
 
@@ -135,6 +201,10 @@ static void fini(sim_t *sim, void *state)
         forget(self, r);
     }
     free(self->books);
+    for (size_t i = 0; i < self->n_clears; i++) {
+        free(self->clears[i].done);
+    }
+    free(self->clears);
 }
 
 const sim_checker_t check_kv = {

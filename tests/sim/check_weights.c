@@ -113,6 +113,21 @@ static void check_memory(sim_t *sim, uint32_t rank)
     }
 }
 
+digest_t sim_memory_digest(const sim_t *sim, uint32_t rank)
+{
+    const weight_table_t *table = table_of(sim, rank);
+    digest_t sum = {{0, 0}};
+    for (size_t i = 0; i < weight_table_count(table); i++) {
+        const weight_slot_t *slot = weight_table_at(table, i);
+        digest_t of = slot->data != NULL ? digest_of(slot->data, slot->numel) : slot->digest;
+        for (uint64_t l = 0; l < 2; l++) {
+            uint64_t name = lk_hash64(slot->name, strlen(slot->name), l);
+            sum.lane[l] += mix(mix(name) ^ of.lane[l]);
+        }
+    }
+    return sum;
+}
+
 static void check_version(sim_t *sim, state_t *self, uint32_t rank, uint64_t epoch, digest_t digest)
 {
     if (epoch >= VERSIONS) {

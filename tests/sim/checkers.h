@@ -59,8 +59,12 @@ typedef struct {
     void (*fini)(sim_t *sim, void *state);  /* may be NULL */
 } sim_checker_t;
 
-extern const sim_checker_t check_requests, check_kv, check_weights, check_pause, check_rounds,
-    check_liveness, check_resources;
+extern const sim_checker_t check_requests, check_kv, check_blocks, check_weights, check_failures,
+    check_pause, check_modes, check_rounds, check_liveness, check_resources;
+
+/* Of the rank's weights in force, by check_weights.c's own formula from the numbers in its memory
+ * (of tensors that are not here: what the rank was told). */
+digest_t sim_memory_digest(const sim_t *sim, uint32_t rank);
 
 sim_checks_t *sim_checks_new(const sim_t *sim);
 void sim_checks_destroy(sim_t *sim, sim_checks_t **self_p);

@@ -1,5 +1,6 @@
 #include "tests/sim/exec.h"
 #include "base/check.h"
+#include "engine_core/sched/scheduler_internal.h"
 #include "tests/sim/checkers.h"
 
 #include <stdlib.h>
@@ -74,12 +75,37 @@ static void flip_weight(exec_t *self)
     ((float *)slot->data)[3] += 1;
 }
 
+static void leak_block(const exec_t *self)
+{
+    const engine_core_t *core = self->rank->core;
+    request_t *r = engine_core_scheduler(core)->running.head;
+    kv_cache_t *kv = (kv_cache_t *)(uintptr_t)engine_core_kv(core);
+    if (r != NULL && r->n_blocks < r->cap_blocks && kv_cache_used(kv) < kv_cache_num_blocks(kv) &&
+        sim_plants(self->rank->sim, SIM_CANARY_BLOCK_LEAK)) {
+        CHECK(kv_cache_grow(kv, r, (r->n_blocks + 1) * kv_cache_block_size(kv)));
+        r->n_blocks--;
+    }
+}
+
+/* Of a rank that has nothing to compute, or its KV would show it first. */
+static void change_epoch(const exec_t *self, const exec_batch_t *batch)
+{
+    sim_t *sim = self->rank->sim;
+    if (sim->o.moe && sim->o.ranks > 1 && batch->n_seqs == 0 &&
+        sim_plants(sim, SIM_CANARY_MIXED_STEP)) {
+        const weight_state_t *weights = group_weights(engine_core_group(self->rank->core));
+        ((weight_state_t *)(uintptr_t)weights)->epoch++;
+    }
+}
+
 static lk_status_t exec_step_post(executor_t *base, const exec_batch_t *batch, lk_error_t *err)
 {
     exec_t *self = (exec_t *)base;
     sim_t *sim = self->rank->sim;
     batch = alias(self, batch);
     flip_weight(self);
+    leak_block(self);
+    change_epoch(self, batch);
     self->batch = batch;
     self->rank->busy_ns = sim->now_ns + step_ns(self->rank);
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_STEP_POST, .rank = self->rank->rank, .batch = batch});

@@ -133,6 +133,16 @@ static void keep(held_t *held, sim_event_t *event)
     event->data = NULL;
 }
 
+/* Canaries: all ranks hear of another pause than the one that was asked for. */
+static void change_pause(const sim_t *sim, msg_cmd_t *cmd)
+{
+    if (sim->config.canary == SIM_CANARY_KEEP_ABORTS && cmd->mode == PAUSE_KEEP) {
+        cmd->mode = PAUSE_ABORT;
+    } else if (sim->config.canary == SIM_CANARY_STALE_KV) {
+        cmd->clear_cache = false;
+    }
+}
+
 void sim_net_deliver(sim_t *sim, sim_event_t *event)
 {
     const packet_t *packet = event->data;
@@ -152,6 +162,9 @@ void sim_net_deliver(sim_t *sim, sim_event_t *event)
     if (msg.type == MSG_OUTPUTS && msg.outputs.outputs.items[0].token_ids.len > 0 &&
         sim_plants(sim, SIM_CANARY_WRONG_TOKEN)) {
         *(uint8_t *)(uintptr_t)msg.outputs.outputs.items[0].token_ids.data ^= 1;
+    }
+    if (msg.type == MSG_CMD && msg.cmd.kind == CMD_PAUSE) {
+        change_pause(sim, &msg.cmd);
     }
     sim_log(sim, "node %u -> %u  %-9s %s", event->a, to, link_names[packet->link],
             msg_type_name(msg.type));
