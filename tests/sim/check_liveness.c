@@ -24,14 +24,14 @@ static uint64_t bound_ns(const sim_t *sim)
     return 20 * LK_SECOND_NS + deadlines + 4 * steps * step_ns;
 }
 
-static void report(sim_t *sim, uint64_t waited_ns)
+void sim_fail_stuck(sim_t *sim, const char *what)
 {
     char text[3500];
     size_t n = 0, room = sizeof text;
     for (uint32_t r = 0; r < sim->o.ranks && n < room; r++) {
-        char what[512];
-        sim_rank_describe(&sim->ranks[r], what, sizeof what);
-        n += (size_t)snprintf(text + n, room - n, "\n  rank %u %s", r, what);
+        char waits[512];
+        sim_rank_describe(&sim->ranks[r], waits, sizeof waits);
+        n += (size_t)snprintf(text + n, room - n, "\n  rank %u %s", r, waits);
     }
     for (size_t i = 0; i < sim->n_calls && n < room; i++) {
         if (sim->calls[i]->open) {
@@ -44,9 +44,7 @@ static void report(sim_t *sim, uint64_t waited_ns)
             n += (size_t)snprintf(text + n, room - n, "\n  request %zu does not end", i);
         }
     }
-    sim_fail(sim, "liveness",
-             "nothing is asked for any more, and after %.1f s (%s) there is no end:%s",
-             (double)waited_ns / LK_SECOND_NS, sim_phase_name(sim->phase), text);
+    sim_fail(sim, "liveness", "%s:%s", what, text);
 }
 
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
@@ -61,7 +59,11 @@ static void after(sim_t *sim, void *state)
     uint64_t waited = sim->now_ns - sim->phase_ns;
     if ((sim->phase == SIM_HEAL || sim->phase == SIM_PROBE) &&
         waited > ((const state_t *)state)->bound_ns) {
-        report(sim, waited);
+        char what[128];
+        snprintf(what, sizeof what,
+                 "nothing is asked for any more, and after %.1f s (%s) there is no end",
+                 (double)waited / LK_SECOND_NS, sim_phase_name(sim->phase));
+        sim_fail_stuck(sim, what);
     }
 }
 

@@ -4,6 +4,7 @@
 #include "tests/sim/batch.h"
 #include "tests/sim/design.h"
 #include "tests/sim/scale.h"
+#include "tests/sim/scene.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ static const char usage[] =
     "  --design frontend-pause the old design, with the pause state in the front end\n"
     "  --set NAME=VALUE        overrides an option (tests/sim/options.def)\n"
     "  --canary NAME           plants a fault that a checker has to catch\n"
+    "  --scenario NAME         runs a script (tests/sim/scenarios.def) with --seed S\n"
     "  --twice                 runs each seed twice and compares the traces\n"
     "  --jobs N                processes at once (1)\n"
     "  --log                   one line per event (with --seed)\n";
@@ -71,6 +73,8 @@ static bool parse(int argc, char **argv, args_t *a)
             a->sets[ok ? a->n_sets++ : 0] = value;
         } else if (ok && strcmp(arg, "--canary") == 0) {
             ok = (a->config.canary = sim_canary_find(value)) != SIM_CANARY_NONE;
+        } else if (ok && strcmp(arg, "--scenario") == 0) {
+            ok = (a->config.scenario = sim_scenario_find(value)) != NULL;
         } else if (ok && strcmp(arg, "--design") == 0) {
             a->frontend_pause = strcmp(value, "frontend-pause") == 0;
             ok = a->frontend_pause || strcmp(value, "lockstep") == 0;
@@ -106,6 +110,9 @@ static int run_one(args_t *a)
     if (sim_batch_options(a->seed, a->sets, &a->config.options, &err) != LK_OK) {
         fprintf(stderr, "%s\n", err.text);
         return 2;
+    }
+    if (a->config.scenario != NULL) {
+        sim_scenario_options(a->config.scenario, &a->config.options);
     }
     sim_options_text(&a->config.options, text, sizeof text);
     printf("seed %llu: %s\n", (unsigned long long)a->seed, text);

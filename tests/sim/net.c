@@ -106,6 +106,12 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const
     sim_post(sim, at - sim->now_ns, SIM_EV_MESSAGE, from, to, msg->type, packet);
 }
 
+void sim_net_delay(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t ns)
+{
+    uint64_t *last = &sim->net->last_ns[(link * sim->net->nodes + from) * sim->net->nodes + to];
+    *last = LK_MAX(*last, sim->now_ns + ns);
+}
+
 void sim_net_hold(sim_t *sim, uint32_t node, unsigned links)
 {
     held_t *held = &sim->net->held[node];

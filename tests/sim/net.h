@@ -51,6 +51,8 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const
 /* What arrives at the node over links of the mask (1 << link) stays in its sockets until it is let
  * go; then it comes at once, in the order in which it arrived. */
 void sim_net_hold(sim_t *sim, uint32_t node, unsigned links);
+/* What is sent from now on over that connection arrives after ns at the earliest. */
+void sim_net_delay(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t ns);
 /* A MESSAGE event: decodes and hands it to its node. */
 void sim_net_deliver(sim_t *sim, sim_event_t *event);
 const sim_traffic_t *sim_net_traffic(const sim_t *sim, sim_link_t link);

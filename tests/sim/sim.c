@@ -4,6 +4,7 @@
 #include "tests/sim/checkers.h"
 #include "tests/sim/mesh.h"
 #include "tests/sim/net.h"
+#include "tests/sim/scene.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -183,6 +184,11 @@ static bool everybody_serves(const sim_t *self)
     return true;
 }
 
+static bool is_enough(const sim_t *self, uint64_t safety_events)
+{
+    return self->scene != NULL ? sim_scene_over(self) : safety_events >= self->config.max_events;
+}
+
 static void advance_phase(sim_t *self, uint64_t safety_events)
 {
     if (self->phase == SIM_START) {
@@ -192,10 +198,10 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
             sim_client_start(self);
             sim_caller_start(self);
             sim_fault_start(self);
-        } else if (self->now_ns - self->phase_ns > START_NS) {
+        } else if (self->now_ns - self->phase_ns > START_NS && self->scene == NULL) {
             sim_fail(self, "start", "no front end serves after %llu s", START_NS / LK_SECOND_NS);
         }
-    } else if (self->phase == SIM_SAFETY && safety_events >= self->config.max_events) {
+    } else if (self->phase == SIM_SAFETY && is_enough(self, safety_events)) {
         enter_phase(self, SIM_HEAL);
         sim_fault_heal(self);
         sim_post(self, 0, SIM_EV_CARE, 0, 0, 0, NULL);
@@ -267,6 +273,9 @@ static void handle(sim_t *self, sim_event_t *event)
     case SIM_EV_CONT:
         sim_fault_continue(self, event->a);
         break;
+    case SIM_EV_SCENE:
+        sim_scene_tick(self);
+        break;
     case SIM_EV_COUNT:
         break;
     }
@@ -318,6 +327,7 @@ static void open_world(sim_t *self)
     self->ranks = calloc(self->o.ranks, sizeof *self->ranks);
     self->fronts = calloc(self->o.frontends, sizeof *self->fronts);
     CHECK(self->ranks != NULL && self->fronts != NULL);
+    sim_scene_start(self);
     self->coord.sim = self;
     sim_coord_start(&self->coord);
     for (uint32_t r = 0; r < self->o.ranks; r++) {
@@ -346,6 +356,7 @@ static void close_world(sim_t *self)
     sim_client_stop(self);
     sim_caller_stop(self);
     sim_fault_stop(self);
+    sim_scene_stop(self);
     for (size_t i = 0; i < self->heap_n; i++) {
         free(self->heap[i].data);
     }

@@ -35,6 +35,7 @@ typedef struct sim sim_t;
     X(PROBE)    /* the next question of the last phase */                                          \
     X(CARE)     /* while healing: is something left paused? */                                     \
     X(FAULT)    /* something goes wrong */                                                         \
+    X(SCENE)    /* time goes on for a script (scene.h) */                                          \
     X(CONT)     /* node a, which was stopped, goes on */
 
 typedef enum {
@@ -55,13 +56,16 @@ typedef struct {
 typedef enum { SIM_START, SIM_SAFETY, SIM_HEAL, SIM_PROBE, SIM_DONE } sim_phase_t;
 const char *sim_phase_name(sim_phase_t phase);
 
+typedef struct sim_scenario sim_scenario_t;
+
 typedef struct {
     uint64_t seed;
     sim_options_t options;
-    uint64_t max_events; /* of the safety phase */
-    bool frontend_pause; /* the old design: pause state in the front end */
-    bool log;            /* one line per event on standard output */
-    sim_canary_t canary; /* what is planted */
+    uint64_t max_events;            /* of the safety phase */
+    bool frontend_pause;            /* the old design: pause state in the front end */
+    bool log;                       /* one line per event on standard output */
+    sim_canary_t canary;            /* what is planted */
+    const sim_scenario_t *scenario; /* scene.h; NULL: everybody does as drawn */
 } sim_config_t;
 
 /* Traffic, all processes together. */
@@ -89,6 +93,7 @@ typedef struct sim_trainer sim_trainer_t;
 typedef struct sim_request sim_request_t;
 typedef struct sim_call sim_call_t;
 typedef struct sim_checks sim_checks_t;
+typedef struct sim_scene sim_scene_t;
 
 typedef struct {
     sim_t *sim;
@@ -155,6 +160,7 @@ struct sim {
     } probe;
 
     sim_checks_t *checks;
+    sim_scene_t *scene; /* NULL: no scenario */
     sim_result_t result;
 };
 

@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "tests/lib/test_main.h"
 #include "tests/sim/batch.h"
+#include "tests/sim/scene.h"
 
 #include <jansson.h>
 #include <string.h>
@@ -28,6 +29,21 @@ START_TEST(test_deadlock_is_found)
 }
 END_TEST
 
+/* The same script that the product passes (test_scenarios.c). */
+START_TEST(test_named_deadlock)
+{
+    const sim_scenario_t *scenario = sim_scenario_find("dp2_deadlock");
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        sim_config_t config = {.seed = seed, .frontend_pause = true, .scenario = scenario};
+        sim_result_t r;
+        sim_scenario_options(scenario, &config.options);
+        sim_run(&config, &r);
+        ck_assert_msg(is_the_deadlock(&r), "seed %llu: %s: %s", (unsigned long long)seed, r.check,
+                      r.text);
+    }
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     json_object_seed(1);
@@ -36,6 +52,7 @@ Suite *test_suite(void)
     TCase *tc = tcase_create("deadlock");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_deadlock_is_found);
+    tcase_add_test(tc, test_named_deadlock);
     suite_add_tcase(s, tc);
     return s;
 }
