@@ -1,6 +1,5 @@
 #include "base/check.h"
 #include "transfer/backends/backends.h"
-#include "transfer/backends/nccl/wte_nccl.h"
 
 #include <string.h>
 
@@ -8,7 +7,6 @@
 #define BACKEND_TABLE(X)                                                                           \
     X(disk)                                                                                        \
     X(mem)                                                                                         \
-    X(nccl)                                                                                        \
     X(shm)                                                                                         \
     X(tcp)
 

@@ -79,7 +79,7 @@ static void expect_recovery(void)
 
 START_TEST(registry)
 {
-    ck_assert_str_eq(wte_names(), "disk, mem, nccl, shm, tcp");
+    ck_assert_str_eq(wte_names(), "disk, mem, shm, tcp");
     for (int i = 0; i < N_BACKENDS; i++) {
         ck_assert_str_eq(wte_find(backends[i])->name, backends[i]);
         ck_assert_ptr_nonnull(strstr(wte_names(), backends[i]));

@@ -17,7 +17,9 @@
 static void forget_update(nccl_receiver_t *self)
 {
     free(self->buckets);
+    free(self->arrivals);
     self->buckets = NULL;
+    self->arrivals = NULL;
     self->n_buckets = self->next = self->done = 0;
     self->calling = false;
     self->load = (wte_update_t){0};
@@ -186,7 +188,14 @@ lk_status_t nccl_receiver_begin(nccl_receiver_t *self, const wte_update_t *updat
     for (size_t i = 0; i < self->n_buckets; i++) {
         self->progress.bytes_total += self->buckets[i].bytes;
     }
-    lk_status_t st = stage(self, err);
+    size_t most = 1;
+    for (size_t i = 0; i < self->n_buckets; i++) {
+        most = LK_MAX(most, self->buckets[i].count);
+    }
+    self->arrivals = calloc(most, sizeof *self->arrivals);
+    lk_status_t st = self->arrivals != NULL ? stage(self, err)
+                                            : lk_error_set(err, LK_ERR_NO_MEMORY,
+                                                           "out of memory for %zu tensors", most);
     if (st < 0) {
         forget_update(self);
         return st;
@@ -227,12 +236,13 @@ static lk_status_t follow(nccl_receiver_t *self, const packed_bucket_t *bucket, 
         LK_RETURN_IF_ERROR(device->ops->stream_wait(device, link->local, wire_done, err));
     }
     const uint8_t *at = self->place;
-    for (size_t i = bucket->first; i < bucket->first + bucket->count; i++) {
-        uint64_t size = tensor_size(self, i);
-        LK_RETURN_IF_ERROR(
-            self->sink.ops->device_tensor(self->sink.ctx, i, at, (size_t)size, link->local, err));
+    for (size_t i = 0; i < bucket->count; i++) {
+        uint64_t size = tensor_size(self, bucket->first + i);
+        self->arrivals[i] = (weight_arrival_t){bucket->first + i, at, (size_t)size};
         at += size;
     }
+    LK_RETURN_IF_ERROR(
+        weight_sink_device_tensors(&self->sink, self->arrivals, bucket->count, link->local, err));
     if (bucket->bytes > 0 && self->slot != NO_SLOT) {
         LK_RETURN_IF_ERROR(
             device->ops->event_record(device, link->slot_free[self->slot], link->local, err));

@@ -40,6 +40,7 @@ typedef struct {
     size_t n_buckets, next, done; /* [done, next) are under way */
     bool calling;                 /* the broadcast of bucket `next` is on its way */
     void *place;                  /* of bucket `next` */
+    weight_arrival_t *arrivals;   /* its tensors, for the sink */
     uint32_t slot, next_slot;     /* NCCL_SLOTS_MAX: in place */
     wte_progress_t progress;
 } nccl_receiver_t;
