@@ -409,6 +409,10 @@ static lk_status_t say_hello(frontend_t *self, lk_error_t *err)
 {
     char hash[33];
     config_group_hash(self->config, hash);
+    engine_client_info_t info = {0};
+    if (self->client != NULL) { /* not the first time */
+        engine_client_info(self->client, &info);
+    }
     msg_t msg = {.type = MSG_HELLO};
     msg.hello = (msg_hello_t){
         .role = MSG_ROLE_FRONTEND,
@@ -417,6 +421,7 @@ static lk_status_t say_hello(frontend_t *self, lk_error_t *err)
         .config_hash = msg_str(hash),
         .input_address = msg_str(port_address(self->ports[PORT_INPUT])),
         .output_address = msg_str(port_address(self->ports[PORT_OUTPUT])),
+        .member_of = info.group_epoch,
     };
     return send_to(self, PORT_HANDSHAKE, NULL, &msg, err);
 }

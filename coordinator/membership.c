@@ -134,6 +134,17 @@ static void form(membership_t *self)
     init_frontends(self);
 }
 
+/* Some are in a group that others are not in: they leave it and come again. */
+static void dissolve_found(membership_t *self)
+{
+    member_t *m;
+    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+        m->state = m->member_of != 0 ? MEMBER_NEW : m->state;
+    }
+    snprintf(self->cause, sizeof self->cause, "the coordinator found a group that was not whole");
+    self->ops.dissolve(self->ops.ctx, LK_MAX(self->epoch, self->newest_left), -1, self->cause);
+}
+
 /* Everybody is here: a group that is whole is left alone, else the next epoch begins. */
 static void try_form(membership_t *self)
 {
@@ -154,13 +165,7 @@ static void try_form(membership_t *self)
     } else if (same && self->epoch == 0) {
         adopt(self, first);
     } else {
-        /* some are in a group that others are not in: they leave it and come again */
-        for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
-            m->state = m->member_of != 0 ? MEMBER_NEW : m->state;
-        }
-        snprintf(self->cause, sizeof self->cause,
-                 "the coordinator found a group that was not whole");
-        self->ops.dissolve(self->ops.ctx, LK_MAX(self->epoch, self->newest_left), -1, self->cause);
+        dissolve_found(self);
     }
 }
 
@@ -230,6 +235,8 @@ static void on_engine(membership_t *self, member_t *m, const msg_t *msg, uint64_
 static void on_frontend(membership_t *self, member_t *m, const msg_t *msg, uint64_t now_ns)
 {
     record(m, msg, now_ns);
+    /* It may know epochs of which no engine is left. */
+    self->newest_left = LK_MAX(self->newest_left, msg->hello.member_of);
     if (self->epoch == 0) {
         try_form(self);
         return;
@@ -328,6 +335,9 @@ static bool expire(membership_t *self, member_t *m, uint64_t now_ns, uint64_t li
         char text[LK_ERROR_TEXT_MAX];
         snprintf(text, sizeof text, "engine %u: %s", m->rank, why);
         break_epoch(self, m->rank, text, now_ns);
+    } else if (m->member_of != 0 && self->state == MEMBERSHIP_GATHERING) {
+        /* It may wake up in the group that it said it is in, and would never say HELLO again. */
+        dissolve_found(self);
     }
     return true;
 }

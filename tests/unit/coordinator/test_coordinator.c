@@ -579,6 +579,52 @@ START_TEST(a_group_that_is_not_whole_is_dissolved)
 }
 END_TEST
 
+/* One that said it is in a group and was stopped then is refused when it wakes up; it has to be
+ * told to leave that group first. */
+START_TEST(a_found_group_ends_with_the_member_that_falls_silent)
+{
+    world_t w;
+    world_init_as(&w, 2);
+    frontend_comes(&w);
+    come(&w, 0, 1, 0, 4);
+    be_ready(&w, 0, 1, 4);
+    for (int i = 0; i < 8; i++) {
+        w.now_ns += LK_SECOND_NS;
+        heartbeat(&w, MSG_ROLE_FRONTEND, 0);
+        step(&w, NULL);
+    }
+    ck_assert_int_ge(w.dissolves, 1);
+    ck_assert_uint_eq(w.dissolved, 4);
+    come(&w, 0, 1, 4, 0); /* it wakes, leaves and says HELLO */
+    ck_assert_ptr_nonnull(strstr(w.refusal, "expelled: silent"));
+    come(&w, 1, 1, 0, 4);
+    come(&w, 0, 2, 0, 0);
+    come(&w, 1, 1, 4, 0);
+    ck_assert_uint_eq(w.group_epoch, 5);
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
+/* A coordinator that was started again, as was every engine: front ends know the last epoch. */
+START_TEST(no_epoch_that_a_front_end_knows_is_used_again)
+{
+    world_t w;
+    world_init_as(&w, 2);
+    msg_t m = from(MSG_HELLO, MSG_ROLE_FRONTEND, 0);
+    m.hello = (msg_hello_t){.role = MSG_ROLE_FRONTEND,
+                            .config_hash = msg_str("h"),
+                            .pid = 5,
+                            .input_address = msg_str("in"),
+                            .output_address = msg_str("out"),
+                            .member_of = 3};
+    coordinator_on_message(w.coordinator, &m);
+    come(&w, 0, 2, 0, 0);
+    come(&w, 1, 2, 0, 0);
+    ck_assert_uint_eq(w.group_epoch, 4);
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
 /* Endless input must not starve publication (it is timer driven), nor cause a message per input. */
 START_TEST(loads_are_published_by_the_clock)
 {
@@ -623,6 +669,8 @@ Suite *test_suite(void)
     tcase_add_test(tc, breaks_without_a_death_end_the_cluster);
     tcase_add_test(tc, a_new_front_end_is_told_and_made_known);
     tcase_add_test(tc, a_whole_group_is_found_and_left_alone);
+    tcase_add_test(tc, a_found_group_ends_with_the_member_that_falls_silent);
+    tcase_add_test(tc, no_epoch_that_a_front_end_knows_is_used_again);
     tcase_add_test(tc, a_group_that_is_not_whole_is_dissolved);
     tcase_add_test(tc, loads_are_published_by_the_clock);
     suite_add_tcase(s, tc);
