@@ -20,8 +20,12 @@
     X(WRONG_VALUES, "wrong-values", "weights", "a trainer sends other numbers than it means to")   \
     X(HALF_UPDATE, "half-update", "weights", "a failed call leaves other weights behind")          \
     X(MIXED_STEP, "mixed-step", "weights", "one rank takes a step in another epoch")               \
+    X(GATED_STEP, "gated-step", "weights", "a rank steps while an update is half done")            \
     X(EARLY_PAUSE, "early-pause", "pause", "a rank answers a pause when it hears of it")           \
     X(KEEP_ABORTS, "keep-aborts", "pause", "a pause in mode keep ends the requests")               \
+    X(ABORT_KEEPS, "abort-keeps", "pause", "a pause in mode abort ends nothing")                   \
+    X(WAIT_KEEPS, "wait-keeps", "pause", "a pause in mode wait does not wait")                     \
+    X(LONE_STEP, "lone-step", "rounds", "a rank of an idle group steps by itself")                 \
     X(OWN_VOTE, "own-vote", "rounds", "a rank takes its own vote for the result")                  \
     X(LOST_END, "lost-end", "liveness", "the end of a request never arrives")                      \
     X(FORGOTTEN, "forgotten-request", "resources", "a rank has a request that nobody waits for")   \

@@ -88,13 +88,16 @@ static void leak_block(const exec_t *self)
 }
 
 /* Of a rank that has nothing to compute, or its KV would show it first. */
-static void change_epoch(const exec_t *self, const exec_batch_t *batch)
+static void change_weights(const exec_t *self, const exec_batch_t *batch)
 {
     sim_t *sim = self->rank->sim;
-    if (sim->o.moe && sim->o.ranks > 1 && batch->n_seqs == 0 &&
-        sim_plants(sim, SIM_CANARY_MIXED_STEP)) {
-        const weight_state_t *weights = group_weights(engine_core_group(self->rank->core));
-        ((weight_state_t *)(uintptr_t)weights)->epoch++;
+    bool lockstep = sim->o.moe && sim->o.ranks > 1;
+    weight_state_t *weights =
+        (weight_state_t *)(uintptr_t)group_weights(engine_core_group(self->rank->core));
+    if (lockstep && batch->n_seqs == 0 && sim_plants(sim, SIM_CANARY_MIXED_STEP)) {
+        weights->epoch++;
+    } else if (sim_plants(sim, SIM_CANARY_GATED_STEP)) {
+        weights->gates |= GATE_SESSION;
     }
 }
 
@@ -105,7 +108,7 @@ static lk_status_t exec_step_post(executor_t *base, const exec_batch_t *batch, l
     batch = alias(self, batch);
     flip_weight(self);
     leak_block(self);
-    change_epoch(self, batch);
+    change_weights(self, batch);
     self->batch = batch;
     self->rank->busy_ns = sim->now_ns + step_ns(self->rank);
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_STEP_POST, .rank = self->rank->rank, .batch = batch});

@@ -144,6 +144,10 @@ static void change_pause(const sim_t *sim, msg_cmd_t *cmd)
 {
     if (sim->config.canary == SIM_CANARY_KEEP_ABORTS && cmd->mode == PAUSE_KEEP) {
         cmd->mode = PAUSE_ABORT;
+    } else if (sim->config.canary == SIM_CANARY_ABORT_KEEPS && cmd->mode == PAUSE_ABORT) {
+        cmd->mode = PAUSE_KEEP;
+    } else if (sim->config.canary == SIM_CANARY_WAIT_KEEPS && cmd->mode == PAUSE_WAIT) {
+        cmd->mode = PAUSE_KEEP;
     } else if (sim->config.canary == SIM_CANARY_STALE_KV) {
         cmd->clear_cache = false;
     }

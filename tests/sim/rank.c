@@ -1,6 +1,7 @@
 /* rank.c: an engine's process: the handshake, and the real engine core between simulated sockets.
  */
 #include "base/check.h"
+#include "engine_core/dp/group_internal.h"
 #include "tests/sim/checkers.h"
 #include "tests/sim/exec.h"
 #include "tests/sim/mesh.h"
@@ -67,6 +68,18 @@ static uint64_t next_look(const sim_rank_t *self)
     return next;
 }
 
+/* The canary: the group is idle, and this rank thinks that it is not. */
+static void run_alone(sim_rank_t *self)
+{
+    group_t *group = (group_t *)(uintptr_t)engine_core_group(self->core);
+    if (self->sim->o.moe && self->sim->o.ranks > 1 && !group->run && !group->posted &&
+        group->weights.gates == 0 && group->update.phase == UPDATE_NONE &&
+        !pause_is_paused(&group->pause) && engine_core_steps(self->core) > 0 &&
+        sim_plants(self->sim, SIM_CANARY_LONE_STEP)) {
+        group->run = true;
+    }
+}
+
 void sim_rank_on_event(sim_rank_t *self, uint64_t at_ns)
 {
     sim_t *sim = self->sim;
@@ -78,6 +91,7 @@ void sim_rank_on_event(sim_rank_t *self, uint64_t at_ns)
         (sim->stopped != NULL && sim->stopped[sim_node_rank(sim, self->rank)])) {
         return;
     }
+    run_alone(self);
     bool moved = engine_core_step(self->core);
     self->idle_looks = moved ? 0 : self->idle_looks + 1;
     const lk_error_t *failure = engine_core_failed(self->core);
