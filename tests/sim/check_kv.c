@@ -121,6 +121,11 @@ static void check_seq(sim_t *sim, const state_t *self, uint32_t rank, const exec
                      "something else",
                      rank, (unsigned long long)batch->step, p, seq->blocks[p / size]);
             return;
+        } else if (slot->epoch != epoch && !self->may_mix && !sim->config.frontend_pause) {
+            sim_fail(sim, "kv", "rank %u, step %llu: KV of epoch %llu is read in epoch %llu", rank,
+                     (unsigned long long)batch->step, (unsigned long long)slot->epoch,
+                     (unsigned long long)epoch);
+            return;
         }
     }
 }

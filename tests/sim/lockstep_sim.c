@@ -169,9 +169,11 @@ int main(int argc, char **argv)
 {
     args_t a = {.config = {.max_events = 10000}, .jobs = 1};
     if (!parse(argc, argv, &a)) {
-        char canaries[2048];
+        char canaries[4096], scenarios[8192];
         sim_canary_list(canaries, sizeof canaries);
-        fprintf(stderr, "%scanaries (and who has to catch them):\n%s", usage, canaries);
+        sim_scenario_list(scenarios, sizeof scenarios);
+        fprintf(stderr, "%scanaries (and who has to catch them):\n%sscenarios:\n%s", usage,
+                canaries, scenarios);
         return 2;
     }
     if (a.frontend_pause != sim_design_frontend_pause) {

@@ -34,6 +34,15 @@ const sim_scenario_t *sim_scenario_find(const char *name)
     return NULL;
 }
 
+void sim_scenario_list(char *out, size_t room)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < sim_n_scenarios && n < room; i++) {
+        n += (size_t)snprintf(out + n, room - n, "%s (%s): %s\n", sim_scenarios[i].name,
+                              sim_scenarios[i].fault, sim_scenarios[i].holds);
+    }
+}
+
 static void set_all(sim_options_t *out, const char *sets)
 {
     char copy[1024], *save = NULL;

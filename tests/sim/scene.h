@@ -56,6 +56,8 @@ struct sim_scenario {
 
 extern const sim_scenario_t sim_scenarios[];
 extern const size_t sim_n_scenarios;
+/* "first_request_of_all (B14): the very first ..." one per line. */
+void sim_scenario_list(char *out, size_t room);
 /* NULL: no such scenario. */
 const sim_scenario_t *sim_scenario_find(const char *name);
 /* The options of a quiet cluster, the scenario's on top. */
