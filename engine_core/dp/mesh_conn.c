@@ -235,7 +235,7 @@ static lk_status_t on_frame(mesh_t *mesh, mesh_conn_t *self, lk_error_t *err)
     if (self->head.kind == FRAME_BYE) {
         self->bye.why[sizeof self->bye.why - 1] = '\0';
         self->got_bye = self->body != NULL;
-        return LK_OK;
+        return lk_error_set(err, LK_ERR_PEER, "left the group");
     }
     return self->head.kind == FRAME_VOTE ? mesh_vote_frame(mesh, self, err)
                                          : mesh_ep_frame(mesh, self, err);

@@ -51,8 +51,7 @@ START_TEST(json_string_escapes_and_repairs)
     lk_buf_t buf;
     lk_buf_init(&buf, 0);
     lk_buf_json_str(&buf, "a\"\\\n\xC3\xA9\xFF\xC3", 8);
-    ck_assert_str_eq(lk_buf_cstr(&buf),
-                     "\"a\\\"\\\\\\u000a\xC3\xA9\xEF\xBF\xBD\xEF\xBF\xBD\"");
+    ck_assert_str_eq(lk_buf_cstr(&buf), "\"a\\\"\\\\\\u000a\xC3\xA9\xEF\xBF\xBD\xEF\xBF\xBD\"");
     lk_buf_fini(&buf);
 }
 END_TEST
@@ -99,9 +98,17 @@ START_TEST(flags_are_parsed_and_refused_by_name)
 {
     lk_config_t c;
     lk_error_t err = LK_ERROR_INIT;
-    const char *good[] = {"lockstep", "/m", "--port=9", "--no-enable-prefix-caching",
-                          "--data-parallel-size", "4", "--tensor-parallel-size", "1",
-                          "--enforce-eager", "--max-logprobs", "-1"};
+    const char *good[] = {"lockstep",
+                          "/m",
+                          "--port=9",
+                          "--no-enable-prefix-caching",
+                          "--data-parallel-size",
+                          "4",
+                          "--tensor-parallel-size",
+                          "1",
+                          "--enforce-eager",
+                          "--max-logprobs",
+                          "-1"};
     ck_ok(config_parse(LK_ARRAY_LEN(good), (char *const *)good, &c, &err));
     ck_assert_str_eq(c.model, "/m");
     ck_assert_uint_eq(c.port, 9);
@@ -128,7 +135,8 @@ START_TEST(flags_are_parsed_and_refused_by_name)
         const char *argv[4] = {"lockstep", bad[i].argv[0], bad[i].argv[1], bad[i].argv[2]};
         int argc = argv[2] == NULL ? 2 : 3;
         ck_assert_int_lt(config_parse(argc, (char *const *)argv, &c, &err), 0);
-        ck_assert_msg(strstr(err.text, bad[i].text) != NULL, "'%s' has no '%s'", err.text, bad[i].text);
+        ck_assert_msg(strstr(err.text, bad[i].text) != NULL, "'%s' has no '%s'", err.text,
+                      bad[i].text);
     }
 }
 END_TEST

@@ -141,6 +141,34 @@ START_TEST(test_fork)
 END_TEST
 #endif
 
+/* A peer that ends is noticed by whoever counts. */
+START_TEST(test_losses)
+{
+    char address[128];
+    port_ipc_address("losses", address, sizeof address);
+    lk_port_t *router = open_port(PORT_ROUTER, true, address);
+    lk_port_t *dealer = open_port(PORT_DEALER, false, address);
+    lk_error_t err = LK_ERROR_INIT;
+    port_frame_t frame = {"x", 1};
+    port_msg_t msg;
+    for (uint64_t life = 1; life <= 2; life++) {
+        ck_assert_uint_eq(port_losses(dealer), life - 1);
+        ck_ok(port_send(dealer, NULL, &frame, 1, &err));
+        ck_ok(wait_recv(router, &msg, &err));
+        port_msg_fini(router, &msg);
+        ck_assert_uint_eq(port_losses(dealer), life - 1);
+        port_destroy(&router);
+        for (int i = 0; port_losses(dealer) < life; i++) {
+            ck_assert_int_lt(i, 20000);
+            poll(NULL, 0, 1);
+        }
+        router = open_port(PORT_ROUTER, true, address);
+    }
+    port_destroy(&dealer);
+    port_destroy(&router);
+}
+END_TEST
+
 START_TEST(test_addresses)
 {
     char a[128], b[128];
@@ -169,6 +197,7 @@ Suite *test_suite(void)
 #ifndef __SANITIZE_THREAD__
     tcase_add_test(tc, test_fork);
 #endif
+    tcase_add_test(tc, test_losses);
     tcase_add_test(tc, test_addresses);
     suite_add_tcase(suite, tc);
     return suite;

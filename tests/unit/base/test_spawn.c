@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -68,6 +69,38 @@ START_TEST(test_ready_and_terminate)
     spawn_kill(&child, SIGKILL); /* nobody's number any more: nothing */
     spawn_fini(&child);
     spawn_fini(&child);
+}
+END_TEST
+
+/* What comes after "ready". */
+START_TEST(test_beats)
+{
+    spawn_t child = start("beats", NULL);
+    const char *text = NULL;
+    lk_error_t err = LK_ERROR_INIT;
+    bool patience, patient = false;
+    size_t beats = 0;
+    ck_assert_msg(wait_ready(&child, &text, &err) == LK_OK, "%s", err.text);
+    wait_end(&child);
+    while (child.status_fd >= 0) { /* until its end */
+        beats += spawn_beats(&child, &patience);
+        patient |= patience;
+    }
+    ck_assert_uint_eq(beats, 3);
+    ck_assert(patient);
+    ck_assert_str_eq(child.last, "out of luck. twice");
+    ck_assert_uint_eq(spawn_beats(&child, &patience), 0);
+    spawn_fini(&child);
+    /* one that never reads its end, and one that has none */
+    int fds[2];
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    for (int i = 0; i < 10000; i++) {
+        spawn_child_beat(fds[1], false);
+    }
+    close(fds[0]);
+    spawn_child_beat(fds[1], false);
+    spawn_child_beat(-1, false);
+    close(fds[1]);
 }
 END_TEST
 
@@ -212,6 +245,7 @@ Suite *test_suite(void)
     TCase *tc = tcase_create("spawn");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_ready_and_terminate);
+    tcase_add_test(tc, test_beats);
     tcase_add_test(tc, test_ends_with_the_pipe);
     tcase_add_test(tc, test_errors);
     tcase_add_test(tc, test_no_leaked_descriptors);

@@ -139,6 +139,40 @@ START_TEST(test_death_has_a_name)
 }
 END_TEST
 
+/* Who leaves says because of whom, so that its own end of file is taken for no death. */
+START_TEST(test_leaving_is_no_death)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    for (int dead = 0; dead < 2;
+         dead++) { /* rank 1 sees the dead rank's end of file, too, or not */
+        test_mesh_open(meshes, 3, 1);
+        char old[128];
+        snprintf(old, sizeof old, "%s", mesh_address(meshes[0]));
+        ck_assert_int_eq(mesh_lost(meshes[1]), -1);
+        if (dead) {
+            mesh_destroy(&meshes[2]);
+        }
+        ck_ok(mesh_leave(meshes[0], 2, "rank 2 closed its mesh connection", &err));
+        ck_assert_int_eq(mesh_poll(meshes[1], &err), LK_ERR_PEER);
+        ck_assert_str_eq(err.text,
+                         dead ? "rank 2 closed its mesh connection"
+                              : "rank 0 left the group: rank 2 closed its mesh connection");
+        ck_assert_int_eq(mesh_lost(meshes[1]), 2);
+        ck_ok(mesh_leave(meshes[1], 2, err.text, &err));
+        if (!dead) {
+            ck_ok(mesh_leave(meshes[2], -1, "told to", &err));
+        } else {
+            ck_ok(mesh_new(2, &meshes[2], &err));
+        }
+        ck_assert_str_ne(mesh_address(meshes[0]), old);
+        ck_assert_int_lt(raw_connect(old), 0); /* nobody listens there any more */
+        test_mesh_connect(meshes, 3, 2);
+        ck_assert_int_eq(mesh_lost(meshes[1]), -1);
+        teardown();
+    }
+}
+END_TEST
+
 /* The group forms again: nothing of the old epoch is left, votes and exchanges start anew. */
 START_TEST(test_new_epoch)
 {
@@ -493,6 +527,7 @@ Suite *test_suite(void)
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_add_test(tc, test_connect_in_any_order);
     tcase_add_test(tc, test_death_has_a_name);
+    tcase_add_test(tc, test_leaving_is_no_death);
     tcase_add_test(tc, test_new_epoch);
     tcase_add_test(tc, test_hello_of_other_epochs);
     tcase_add_test(tc, test_strangers_change_nothing);

@@ -4,6 +4,7 @@
 #include "tests/lib/test_main.h"
 #include "transfer/trainer/rpc.h"
 
+#include <poll.h>
 #include <string.h>
 
 static uint64_t now_ns;
@@ -201,6 +202,41 @@ START_TEST(answers_that_make_no_sense)
 }
 END_TEST
 
+/* The front end ends before it has answered: the call ends, too, and the next one finds its heir.
+ */
+START_TEST(lost_connection)
+{
+    char address[128];
+    lk_port_t *router = NULL, *dealer = NULL;
+    json_t *reply = NULL;
+    port_msg_t msg;
+    port_ipc_address("trainer", address, sizeof address);
+    for (int life = 0; life < 2; life++) {
+        ck_ok(port_zmq_open(PORT_ROUTER, true, address, NULL, &router, &err));
+        if (life == 0) {
+            ck_ok(port_zmq_open(PORT_DEALER, false, address, NULL, &dealer, &err));
+            rpc_destroy(&rpc);
+            rpc = rpc_new(dealer, &env, NULL, "trainer");
+        }
+        ck_ok(rpc_post(rpc, "pause", NULL, 60 * LK_SECOND_NS, &err));
+        while (port_recv(router, &msg, &err) == LK_INPROGRESS) {
+            poll(NULL, 0, 1);
+        }
+        port_msg_fini(router, &msg);
+        ck_assert_int_eq(rpc_test(rpc, &reply, &err), LK_INPROGRESS);
+        port_destroy(&router);
+        lk_status_t status;
+        while ((status = rpc_test(rpc, &reply, &err)) == LK_INPROGRESS) {
+            poll(NULL, 0, 1);
+        }
+        ck_assert_int_eq(status, LK_ERR_PEER);
+        ck_assert_ptr_nonnull(strstr(err.text, "pause: the connection to the front end at trainer "
+                                               "was lost before its answer came"));
+        ck_assert(!rpc_busy(rpc));
+    }
+}
+END_TEST
+
 START_TEST(error_without_a_text)
 {
     json_t *reply = NULL;
@@ -237,6 +273,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, sent_again_under_the_same_key);
     tcase_add_test(tc, deadline);
     tcase_add_loop_test(tc, answers_that_make_no_sense, 0, LK_ARRAY_LEN(nonsense));
+    tcase_add_test(tc, lost_connection);
     tcase_add_test(tc, error_without_a_text);
     tcase_add_test(tc, too_large_is_not_sent);
     suite_add_tcase(suite, tc);

@@ -1,0 +1,78 @@
+/* The table of enrol.h: every pair of state and event, and the ways through it. */
+#include "base/check.h"
+#include "engine_core/dp/enrol.h"
+#include "tests/lib/test_main.h"
+
+#include <string.h>
+
+START_TEST(test_every_row)
+{
+    for (int s = 0; s < ENROL_N_STATES; s++) {
+        for (int e = 0; e < ENROL_N_EVENTS; e++) {
+            enrol_transition_t t = enrol_transition((enrol_state_t)s, (enrol_event_t)e);
+            ck_assert_int_lt(t.next, ENROL_N_STATES);
+            if (t.actions & ENROL_IMPOSSIBLE) { /* then nothing else */
+                ck_assert_uint_eq(t.actions, ENROL_IMPOSSIBLE);
+                ck_assert_int_eq(t.next, s);
+            }
+            /* who leaves, and only who leaves or begins, has a new address to say */
+            bool leaves = t.actions & ENROL_LEAVE;
+            ck_assert(!leaves || ((t.actions & ENROL_HELLO) && t.next == ENROL_CALLING));
+            ck_assert(!(t.actions & ENROL_CONNECT) || t.next == ENROL_CONNECTING);
+            ck_assert(!(t.actions & ENROL_FORM) || t.next == ENROL_MEMBER);
+            bool inside = s == ENROL_MEMBER || s == ENROL_CONNECTING;
+            bool out = t.next == ENROL_CALLING || t.next == ENROL_OUTSIDE;
+            ck_assert_msg(!inside || !out || leaves, "%s on %s: goes without leaving",
+                          enrol_state_name((enrol_state_t)s), enrol_event_name((enrol_event_t)e));
+        }
+        /* a refusal ends it wherever it is, and nothing brings it back */
+        ck_assert_int_eq(enrol_transition((enrol_state_t)s, ENROL_ON_REFUSED).next, ENROL_ENDED);
+    }
+    for (int e = 0; e < ENROL_N_EVENTS; e++) {
+        enrol_transition_t t = enrol_transition(ENROL_ENDED, (enrol_event_t)e);
+        ck_assert(t.next == ENROL_ENDED && t.actions == 0);
+    }
+    ck_assert_str_eq(enrol_state_name(ENROL_N_STATES), "?");
+    ck_assert_str_eq(enrol_event_name(ENROL_N_EVENTS), "?");
+}
+END_TEST
+
+START_TEST(test_a_life)
+{
+    enrol_t e = {0};
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_LOADED, 1), ENROL_HELLO);
+    ck_assert_uint_eq(enrol_on_time(&e, 1 + ENROL_REPEAT_NS - 1), 0);
+    ck_assert_uint_eq(enrol_on_time(&e, 1 + ENROL_REPEAT_NS), ENROL_HELLO);
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 5), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_member_of(&e), 0);
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_CONNECTED, 6), ENROL_FORM | ENROL_READY);
+    ck_assert_uint_eq(enrol_member_of(&e), 7);
+    ck_assert_uint_eq(enrol_on_time(&e, UINT64_MAX), 0); /* nothing to repeat */
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 8), ENROL_RELINK);
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_ROLLCALL, 8), ENROL_HELLO | ENROL_READY);
+    ck_assert_uint_eq(enrol_on_dissolve(&e, 6, 9), 0); /* an older one */
+    ck_assert_uint_eq(enrol_on_dissolve(&e, 7, 9), ENROL_LEAVE | ENROL_HELLO);
+    ck_assert_uint_eq(e.left, 7);
+    ck_assert_uint_eq(enrol_on_dissolve(&e, 7, 9), 0); /* once more: it is outside */
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 10), 0);    /* late */
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 10), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_LOST, 11), ENROL_LEAVE | ENROL_HELLO);
+    ck_assert_uint_eq(e.left, 8);
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 12), 0); /* what it failed to enter stays so */
+    ck_assert_uint_eq(enrol_on_init(&e, 9, 12), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_ROLLCALL, 13), ENROL_LEAVE | ENROL_HELLO);
+    ck_assert_uint_eq(enrol_on(&e, ENROL_ON_REFUSED, 14), ENROL_END);
+    ck_assert_uint_eq(enrol_on_init(&e, 10, 15), 0);
+    ck_assert_int_eq(e.state, ENROL_ENDED);
+}
+END_TEST
+
+Suite *test_suite(void)
+{
+    Suite *s = suite_create("enrol");
+    TCase *tc = tcase_create("enrol");
+    tcase_add_test(tc, test_every_row);
+    tcase_add_test(tc, test_a_life);
+    suite_add_tcase(s, tc);
+    return s;
+}
