@@ -218,8 +218,8 @@ static void take_line(spawn_t *self, bool *patience)
 {
     char *line = self->last;
     line[self->last_len] = '\0';
-    if (strcmp(line, "patience") == 0) {
-        *patience = true;
+    if (line[0] == '\0' || strcmp(line, "patience") == 0) {
+        *patience = line[0] != '\0';
     }
     bool error = strncmp(line, "error ", 6) == 0;
     memmove(line, line + (error ? 6 : self->last_len),

@@ -47,8 +47,8 @@ LK_MUST_USE lk_status_t spawn_start(const spawn_spec_t *spec, spawn_t *out, lk_e
 /* INPROGRESS until the child's line is there. OK: *text (valid while self lives) is what followed
  * "ready". LK_ERR_PEER with its text when it reported an error or ended without a line. */
 LK_MUST_USE lk_status_t spawn_ready(spawn_t *self, const char **text, lk_error_t *err);
-/* How often a child that is ready was heard since the last call; never waits. *patience: it said
- * that something long begins, so that nothing may be heard of it for a while. */
+/* How often a child that is ready was heard since the last call; never waits. *patience: its last
+ * beat said that something long begins, so that nothing may be heard of it for a while. */
 size_t spawn_beats(spawn_t *self, bool *patience);
 /* INPROGRESS while it runs, OK once it has ended (wait_status). Never waits, needs no SIGCHLD. */
 LK_MUST_USE lk_status_t spawn_reap(spawn_t *self, lk_error_t *err);

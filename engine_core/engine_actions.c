@@ -146,9 +146,11 @@ static void commit(engine_core_t *self)
         self->updating = true;
         return;
     }
+    engine_announce_silence(self, true); /* a large model takes its time */
     if (update_session_outcome(self->session, UPDATE_VERB_FINISH, true, &err) == LK_OK) {
         note_content(self, self->sink.ops->digest(self->sink.ctx));
     }
+    engine_announce_silence(self, false);
     update_done(self, &err);
 }
 
@@ -186,6 +188,7 @@ static void flip(engine_core_t *self)
 static void publish(engine_core_t *self, bool keep_kv)
 {
     const weight_state_t *weights = group_weights(self->group);
+    self->renewed = true;
     if (self->config.shadow) {
         flip(self);
     }

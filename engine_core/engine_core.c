@@ -347,7 +347,16 @@ static bool post_step(engine_core_t *self)
     lk_error_t err = LK_ERROR_INIT;
     engine_start_watch(self, &self->step_watch);
     self->step_posted = true;
-    fail_step(self, executor->ops->step_post(executor, batch, &err), &err);
+    bool renewed = self->renewed; /* the executor may copy the weights first */
+    self->renewed = false;
+    if (renewed) {
+        engine_announce_silence(self, true);
+    }
+    lk_status_t posted = executor->ops->step_post(executor, batch, &err);
+    if (renewed) {
+        engine_announce_silence(self, false);
+    }
+    fail_step(self, posted, &err);
     return true;
 }
 

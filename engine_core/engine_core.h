@@ -31,6 +31,8 @@ typedef struct {
     void (*step_waits_for)(void *ctx, char *out, size_t room);
     /* (optional) The rank whose death is behind a collective's LK_ERR_PEER; -1 if unknown. */
     int64_t (*lost_rank)(void *ctx);
+    /* (optional) Something long begins or is over: who watches this process is to be patient. */
+    void (*patience)(void *ctx, bool begins);
 } engine_host_t;
 
 typedef struct {

@@ -43,6 +43,7 @@ struct engine_core {
 
     /* the step under way */
     bool step_posted, step_is_dummy;
+    bool renewed;       /* other weights are in force than in the last step */
     bool recompute_due; /* running requests recompute their KV when it ends */
     exec_batch_t dummy;
     uint64_t steps, dummy_steps;
@@ -131,6 +132,9 @@ void engine_on_utility(engine_core_t *self, uint32_t frontend, const msg_utility
 /* Notes when a pause takes force or ends; after whatever may change that. */
 void engine_note_pause(engine_core_t *self);
 bool engine_report_if_due(engine_core_t *self);
+/* What begins may take as long as a transfer may (true), or is over: nobody is to take this process
+ * for dead meanwhile. */
+void engine_announce_silence(engine_core_t *self, bool begins);
 /* Bodies of DONE and UTILITY_REPLY; valid until the next one. */
 msg_str_t engine_done_body(engine_core_t *self, const group_action_t *done);
 msg_str_t engine_weight_info(engine_core_t *self);

@@ -43,6 +43,11 @@ static void step_waits_for(void *ctx, char *out, size_t room)
     mesh_exchange_missing(app->mesh, out, room);
 }
 
+static void patience(void *ctx, bool begins)
+{
+    spawn_child_beat(*((engine_app_t *)ctx)->status_fd, begins);
+}
+
 static int64_t lost_rank(void *ctx)
 {
     return mesh_lost(((engine_app_t *)ctx)->mesh);
@@ -85,7 +90,7 @@ lk_status_t engine_app_make_core(engine_app_t *app, bool rejoin, lk_error_t *err
         .nccl_library = c->nccl_library,
         .wte = s->wte,
         .env = app->env,
-        .host = {app, to_frontend, to_coordinator, step_waits_for, lost_rank}};
+        .host = {app, to_frontend, to_coordinator, step_waits_for, lost_rank, patience}};
     memcpy(core.scheduler.eos_token_ids, s->model.eos_token_ids,
            sizeof core.scheduler.eos_token_ids);
     return engine_core_new(&core, &app->core, err);

@@ -127,6 +127,19 @@ bool engine_report_if_due(engine_core_t *self)
     return true;
 }
 
+void engine_announce_silence(engine_core_t *self, bool begins)
+{
+    const engine_host_t *host = &self->config.host;
+    msg_t msg = {.type = MSG_HEARTBEAT};
+    msg.heartbeat = (msg_heartbeat_t){MSG_ROLE_ENGINE, self->config.rank,
+                                      begins ? self->config.transfer_timeout_ns / LK_MS_NS : 0};
+    host->to_coordinator(host->ctx, &msg);
+    if (host->patience != NULL) {
+        host->patience(host->ctx, begins);
+    }
+    self->heartbeat_ns = engine_now(self);
+}
+
 /* ---- JSON ---- */
 
 static msg_str_t finish_text(engine_core_t *self)

@@ -219,6 +219,8 @@ static void to_coordinator(void *ctx, const msg_t *msg)
         break;
     case MSG_HEARTBEAT:
         self->heartbeats++;
+        self->silences += msg->heartbeat.silence_ms != 0;
+        self->silence_ms[host->rank] = msg->heartbeat.silence_ms;
         break;
     default:
         ck_abort_msg("%s to the coordinator", msg_type_name(msg->type));

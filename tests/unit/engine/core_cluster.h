@@ -96,7 +96,8 @@ typedef struct cc {
     lk_status_t utility_status[CC_MAX_RANKS];
     char dead[CC_MAX_RANKS][512], left[CC_MAX_RANKS][512]; /* newest ENGINE_DEAD, LEFT */
     msg_group_t group;
-    uint64_t loads, heartbeats;
+    uint64_t loads, heartbeats, silences; /* silences: announced */
+    uint64_t silence_ms[CC_MAX_RANKS];    /* of the newest heartbeat */
     msg_load_t load[CC_MAX_RANKS];
     size_t outputs_messages;
 
@@ -148,8 +149,8 @@ void cc_new_values(cc_t *self, size_t first, size_t n);
 void cc_start_sending(cc_t *self, size_t first, size_t n);
 /* The trainer dies. */
 void cc_kill_trainer(cc_t *self);
-/* Notes the digest of the weights in force, by epoch; shadow: and checks that it never changes within
- * one. After every event while a FINISH is under way. */
+/* Notes the digest of the weights in force, by epoch; shadow: and checks that it never changes
+ * within one. After every event while a FINISH is under way. */
 void cc_note_epoch(cc_t *self);
 
 /* The ranks in mask die; their requests end. The others leave, naming `why`. */

@@ -459,6 +459,23 @@ START_TEST(test_not_configured)
 }
 END_TEST
 
+/* What may take long is announced before, and taken back after: nobody takes a rank for dead. */
+START_TEST(test_long_work_is_announced)
+{
+    cc_t *cc = new_cluster(_i, "announced");
+    ck_ok(cc_init_transfer(cc));
+    ck_assert_uint_eq(cc->silences, 0);
+    ck_ok(cc_session(cc, "v"));
+    add_everywhere(cc, 4, 4);
+    cc_settle(cc);
+    ck_assert_uint_eq(cc->silences, 2 * cc->config.n_ranks); /* the commit, and the step after it */
+    for (uint32_t r = 0; r < cc->config.n_ranks; r++) {
+        ck_assert_uint_eq(cc->silence_ms[r], 0);
+    }
+    cc_destroy(&cc);
+}
+END_TEST
+
 /* ---- trouble ---- */
 
 START_TEST(test_dead_peer)
@@ -878,6 +895,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_cancel_update, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_refused_updates, 0, N_LAYOUTS);
     tcase_add_test(tc, test_not_configured);
+    tcase_add_loop_test(tc, test_long_work_is_announced, 0, N_LAYOUTS);
     tcase_add_test(tc, test_dead_peer);
     tcase_add_test(tc, test_watchdog);
     tcase_add_loop_test(tc, test_bad_requests, 0, N_LAYOUTS);
