@@ -122,7 +122,7 @@ void sim_net_hold(sim_t *sim, uint32_t node, unsigned links)
         if (links >> ((const packet_t *)e->data)->link & 1) {
             held->events[kept++] = *e;
         } else {
-            sim_post(sim, 0, SIM_EV_MESSAGE, e->a, e->b, e->n, e->data);
+            sim_post_again(sim, e);
         }
     }
     held->n = kept;

@@ -49,7 +49,7 @@ static inline uint32_t sim_node_front(const sim_t *sim, uint32_t front)
 /* Encodes msg, whose envelope the caller has filled, and sends it off. */
 void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const msg_t *msg);
 /* What arrives at the node over links of the mask (1 << link) stays in its sockets until it is let
- * go; then it comes at once, in the order in which it arrived. */
+ * go; then it comes at once, each connection's in order and before what arrives in that moment. */
 void sim_net_hold(sim_t *sim, uint32_t node, unsigned links);
 /* What is sent from now on over that connection arrives after ns at the earliest. */
 void sim_net_delay(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t ns);

@@ -91,20 +91,31 @@ static bool before(const sim_event_t *a, const sim_event_t *b)
     return a->at_ns != b->at_ns ? a->at_ns < b->at_ns : a->seq < b->seq;
 }
 
-void sim_post(sim_t *self, uint64_t delay_ns, sim_event_kind_t kind, uint32_t a, uint32_t b,
-              uint64_t n, void *data)
+static void push(sim_t *self, const sim_event_t *event)
 {
     if (self->heap_n == self->heap_cap) {
         self->heap_cap = 2 * self->heap_cap + 256;
         self->heap = realloc(self->heap, self->heap_cap * sizeof *self->heap);
         CHECK(self->heap != NULL);
     }
-    sim_event_t event = {self->now_ns + delay_ns, self->seq++, kind, a, b, n, data};
     size_t i = self->heap_n++;
-    for (; i > 0 && before(&event, &self->heap[(i - 1) / 2]); i = (i - 1) / 2) {
+    for (; i > 0 && before(event, &self->heap[(i - 1) / 2]); i = (i - 1) / 2) {
         self->heap[i] = self->heap[(i - 1) / 2];
     }
-    self->heap[i] = event;
+    self->heap[i] = *event;
+}
+
+void sim_post(sim_t *self, uint64_t delay_ns, sim_event_kind_t kind, uint32_t a, uint32_t b,
+              uint64_t n, void *data)
+{
+    push(self, &(sim_event_t){self->now_ns + delay_ns, self->seq++, kind, a, b, n, data});
+}
+
+void sim_post_again(sim_t *self, const sim_event_t *event)
+{
+    sim_event_t again = *event;
+    again.at_ns = self->now_ns;
+    push(self, &again);
 }
 
 static sim_event_t pop(sim_t *self)

@@ -175,6 +175,8 @@ void sim_log(const sim_t *self, const char *fmt, ...) __attribute__((format(prin
 
 void sim_post(sim_t *self, uint64_t delay_ns, sim_event_kind_t kind, uint32_t a, uint32_t b,
               uint64_t n, void *data);
+/* An event that was put off happens now, before all that was posted after it. */
+void sim_post_again(sim_t *self, const sim_event_t *event);
 /* Adds to the trace hash what an event carried. */
 void sim_trace(sim_t *self, uint64_t value);
 static inline uint64_t sim_below(sim_t *self, uint64_t bound)

@@ -17,6 +17,8 @@
 static const uint64_t found[] = {
     3,  /* dense, 7 ranks: the coordinator spun, and ENGINE_HERE was lost, before INIT arrived */
     48, /* 32 slow steps between rounds: no pause within a deadline shorter than that */
+    6324577404570, /* the simulator: what a stopped front end had not read came behind later
+                      messages */
     53, /* a trainer dies in an update, another caller aborts it: a rank stays out of a transfer */
 };
 
