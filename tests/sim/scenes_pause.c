@@ -137,6 +137,82 @@ bool scene_idle_device(sim_t *sim, sim_scene_t *scene)
     SCENE_END;
 }
 
+/* ---- pauses that do not come about ---- */
+
+static const sim_call_t *pause_within(sim_t *sim, pause_mode_t mode, uint64_t ms)
+{
+    return sim_call(sim, 0, SIM_CALL_PAUSE, mode, true, NULL, ms * LK_MS_NS, NULL, NULL);
+}
+
+bool scene_partial_pause(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    AWAIT_MS(200);
+    scene_delay_to_rank(sim, 0, 1, 2000);
+    scene->n[0] = group_round(scene_group(sim, 0));
+    scene->c[0] = scene_pause(sim, 0, PAUSE_KEEP, false);
+    AWAIT_MS(1500);
+    EXPECT(scene->c[0]->open);
+    EXPECT(group_round(scene_group(sim, 0)) <= scene->n[0] + 1);
+    AWAIT(scene_ok(scene->c[0]));
+    EXPECT(group_round(scene_group(sim, 0)) <= scene->n[0] + 2);
+    EXPECT(scene_steps(sim) == 0);
+    SCENE_END;
+}
+
+bool scene_deadline_rolls_back(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene->r[0] = scene_request(sim, 0, 0, 4, 190);
+    scene->r[1] = scene_request(sim, 0, 1, 4, 190);
+    AWAIT(scene_tokens(scene->r[0]) > 3 && scene_tokens(scene->r[1]) > 3);
+    scene_delay_to_rank(sim, 0, 1, 200);
+    scene->c[0] = pause_within(sim, PAUSE_ABORT, 50);
+    AWAIT(!scene->c[0]->open);
+    EXPECT(scene->c[0]->status == LK_ERR_TIMEOUT);
+    EXPECT(!scene_ended(scene->r[0]) && !scene_ended(scene->r[1]));
+    AWAIT(scene_all_ended(scene, 2));
+    EXPECT(scene_all_are(scene, 2, FINISH_LENGTH));
+    EXPECT(!pause_is_paused(group_pause(scene_group(sim, 0))));
+    SCENE_END;
+}
+
+bool scene_deadline_spares_another(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene->c[0] = scene_pause(sim, 1, PAUSE_KEEP, false);
+    AWAIT(scene_ok(scene->c[0]));
+    scene_delay_to_rank(sim, 0, 1, 300);
+    scene->c[1] = pause_within(sim, PAUSE_KEEP, 100);
+    AWAIT(!scene->c[1]->open);
+    EXPECT(scene->c[1]->status == LK_ERR_TIMEOUT);
+    scene->r[0] = scene_request(sim, 1, 1, 4, 4);
+    AWAIT_MS(1000);
+    EXPECT(pause_is_paused(group_pause(scene_group(sim, 0))));
+    EXPECT(scene_steps(sim) == 0);
+    scene->c[2] = scene_resume(sim, 1);
+    AWAIT(scene_ended(scene->r[0]));
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    SCENE_END;
+}
+
+bool scene_superseded(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene->r[0] = scene_request(sim, 0, 1, 4, 190);
+    AWAIT(scene_tokens(scene->r[0]) > 3);
+    scene->c[0] = scene_pause(sim, 0, PAUSE_WAIT, false);
+    AWAIT(pause_is_paused(group_pause(scene_group(sim, 0))));
+    scene->r[1] = scene_request(sim, 0, 0, 4, 4);
+    scene->c[1] = scene_resume(sim, 1);
+    AWAIT(scene_ok(scene->c[1]) && !scene->c[0]->open);
+    EXPECT(scene->c[0]->status == LK_ERR_CANCELED);
+    EXPECT(!scene_ended(scene->r[0]));
+    AWAIT(scene_all_ended(scene, 2));
+    EXPECT(scene_all_are(scene, 2, FINISH_LENGTH));
+    SCENE_END;
+}
+
 /* A RESUME of front end 0, as every rank would get it. */
 static void resume_from(sim_t *sim, uint64_t generation, uint64_t number, uint64_t group_epoch)
 {
@@ -324,7 +400,7 @@ bool scene_update_of_a_running_group(sim_t *sim, sim_scene_t *scene)
         AWAIT(scene_ended(scene->r[0]));
         EXPECT(scene->r[0]->finish == FINISH_LENGTH);
         EXPECT(scene->i < 2 || scene->r[0]->epochs[0] == scene->n[0]);
-        EXPECT(scene->r[0]->epochs[39] == scene->n[0] + 1);
+        EXPECT(sim->o.swap == 1 || scene->r[0]->epochs[39] == scene->n[0] + 1);
         AWAIT(scene_all_idle(sim));
     }
     EXPECT(group_weights(scene_group(sim, 0))->epoch >= 5);

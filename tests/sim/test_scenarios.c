@@ -1,5 +1,5 @@
-/* The scenarios of scenarios.def, each on a few seeds (other latencies) and with and without the
- * doorbell, unless it says which. */
+/* The scenarios of scenarios.def, each on a few seeds (other latencies), with and without the
+ * doorbell, in place and with a shadow set, unless it says which. */
 #include "base/log.h"
 #include "tests/lib/test_main.h"
 #include "tests/sim/scene.h"
@@ -9,29 +9,36 @@
 
 #define N_SEEDS 4
 
-static void run(const sim_scenario_t *scenario, uint64_t seed, bool doorbell)
+static void vary(const sim_scenario_t *scenario, const char *option, uint64_t *value, uint64_t to)
+{
+    if (strstr(scenario->sets, option) == NULL) {
+        *value = to;
+    }
+}
+
+static void run(const sim_scenario_t *scenario, uint64_t seed)
 {
     sim_config_t config = {.seed = seed, .scenario = scenario};
     sim_result_t r;
     sim_scenario_options(scenario, &config.options);
-    if (strstr(scenario->sets, "doorbell=") == NULL) {
-        config.options.doorbell = doorbell;
-    }
+    vary(scenario, "doorbell=", &config.options.doorbell, seed % 2);
+    vary(scenario, "swap=", &config.options.swap, seed / 2 % 2);
     sim_run(&config, &r);
     if (scenario->fails[0] != '\0') {
         ck_assert_msg(r.failed && strstr(r.text, scenario->fails) != NULL,
                       "%s (%s), seed %llu: not \"%s\" but: %s", scenario->name, scenario->holds,
                       (unsigned long long)seed, scenario->fails, r.text);
     } else {
-        ck_assert_msg(!r.failed, "%s (%s), seed %llu, doorbell %d: %s: %s", scenario->name,
-                      scenario->holds, (unsigned long long)seed, doorbell, r.check, r.text);
+        ck_assert_msg(!r.failed, "%s (%s), seed %llu, doorbell %d, swap %d: %s: %s", scenario->name,
+                      scenario->holds, (unsigned long long)seed, (int)config.options.doorbell,
+                      (int)config.options.swap, r.check, r.text);
     }
 }
 
 START_TEST(test_scenario)
 {
     for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
-        run(&sim_scenarios[_i], seed, seed % 2 == 1);
+        run(&sim_scenarios[_i], seed);
     }
 }
 END_TEST
