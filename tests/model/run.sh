@@ -1,20 +1,22 @@
 #!/bin/sh
-# tests/model/run.sh [--small] [--tap] [NAME...]: checks the models of models.list with spin, two at a
+# tests/model/run.sh CONFORMANCE [--small] [--tap] [NAME...]: checks the models of models.list with spin, two at a
 # time, and prints bounds, states, depth, time and memory of each; the last line is "N passed, N failed"
 # (with --tap: TAP). A model passes if the search was complete, below its depth and memory
 # limits, and found no error, or, where the list expects one, if it found an error of that kind.
+# With RECORD, the program CONFORMANCE must also find that the code decides as the model does, or, if
+# the list expects `drift`, that it does not.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 memory=${LK_MODEL_MB:-4800}
 depth=1000000
 
-# check_one DIR SIZE EXPECT SEARCH NAME SETTINGS...: leaves DIR/NAME.result (ok or not ok, and a line).
+# check_one DIR CONFORMANCE SIZE EXPECT SEARCH NAME SETTINGS...: leaves DIR/NAME.result (ok or not ok, and a line).
 check_one() {
-    work=$1 size=$2 expect=$3 search=$4 name=$5
-    shift 5
+    work=$1 conformance=$2 size=$3 expect=$4 search=$5 name=$6
+    shift 6
     dir=$work/$name
     mkdir -p "$dir"
-    cp "$here"/*.pml "$dir"
+    cp "$here"/*.pml "$here"/record.h "$dir"
     cd "$dir" || exit 1
     model=group.pml
     : >settings.pml
@@ -44,6 +46,18 @@ check_one() {
         s/^pan:[0-9]*: non-progress cycle.*/cycle/p
         s/^pan:[0-9]*: invalid end state.*/deadlock/p' pan.log | head -1)
     incomplete=$(grep -E 'max search depth|out of memory|Search not completed|reached -DMEMLIM|VECTORSZ' pan.log | head -1)
+    rows=""
+    case " $* " in
+    *" RECORD "*)
+        "$conformance" decide.rows >conformance.log 2>&1
+        case $? in
+        0) [ "$expect" != drift ] || found="no drift" ;;
+        1) found=drift ;;
+        *) found="no conformance" ;;
+        esac
+        rows=", $(tail -1 conformance.log)"
+        ;;
+    esac
     if [ "$expect" = ok ] && [ "$found" = none ] && [ -z "$incomplete" ]; then
         verdict=ok
     elif [ "$expect" = "$found" ]; then
@@ -51,14 +65,14 @@ check_one() {
     else
         verdict="not ok"
     fi
-    awk -v v="$verdict" -v n="$name" -v found="$found" -v s="$seconds" -v more="$incomplete" -v set="$*" '
+    awk -v v="$verdict" -v n="$name" -v found="$found" -v s="$seconds" -v more="$incomplete" -v set="$*" -v rows="$rows" '
         / states, stored/ { states = $1 }
         /depth reached/ { for (i = 1; i < NF; i++) if ($i == "reached") depth = $(i + 1) + 0 }
         /total actual memory usage/ { mb = $1 }
         END {
             if (found == "none") r = "errors: 0"; else r = "found " found
-            printf "%s %s: %s, %d states, depth %d, %s s, %d MB%s [%s]\n", v, n, r, states, depth, s,
-                mb, more == "" || found != "none" ? "" : ", " more, set
+            printf "%s %s: %s, %d states, depth %d, %s s, %d MB%s%s [%s]\n", v, n, r, states, depth, s,
+                mb, more == "" || found != "none" ? "" : ", " more, rows, set
         }' pan.log >result && mv result "$work/$name.result"
 }
 
@@ -68,6 +82,8 @@ if [ "${1:-}" = --one ]; then
     exit 0
 fi
 
+conformance=$(realpath "$1")
+shift
 only=""
 tap=""
 while [ $# -gt 0 ]; do
@@ -88,7 +104,7 @@ grep -E '^(small|full)' "$here/models.list" |
     awk -v only="$only" -v names=" $* " '(only == "" || $1 == only) && (names == "  " || index(names, " " $4 " "))' >"$work/list"
 jobs=2
 [ -n "$only" ] || jobs=1
-xargs -P "$jobs" -L 1 sh "$here/run.sh" --one "$work" <"$work/list" &
+xargs -P "$jobs" -L 1 sh "$here/run.sh" --one "$work" "$conformance" <"$work/list" &
 runner=$!
 n=0 passed=0 failed=0
 while read -r size expect search name settings; do

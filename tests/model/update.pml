@@ -125,7 +125,11 @@ inline decide_plain_outcome()
     :: verb == VERB_INIT -> configured = held; ACT(ACT_UPDATE_OUTCOME, verb, held)
     :: verb == VERB_START ->
         session = session || held;
+#ifdef NO_SESSION_GATE
+        gates = gates;
+#else
         gates = gates | (held && !SHADOW -> GATE_SESSION : 0);
+#endif
         ACT(ACT_UPDATE_OUTCOME, verb, held)
     :: verb == VERB_UPDATE && held -> ACT(ACT_UPDATE_OUTCOME, verb, 1)
     :: verb == VERB_UPDATE && !held ->
