@@ -9,8 +9,8 @@
 static void spoil_weights(sim_t *sim, const sim_call_t *call)
 {
     const sim_rank_t *rank = &sim->ranks[0];
-    uint64_t gates = group_weights(engine_core_group(rank->core))->gates;
-    if (call->kind == SIM_CALL_UPDATE && gates == 0 &&
+    if (call->kind == SIM_CALL_UPDATE && rank->core != NULL &&
+        group_weights(engine_core_group(rank->core))->gates == 0 &&
         (call->status != LK_OK || call->verb == UPDATE_VERB_ABORT) &&
         sim_plants(sim, SIM_CANARY_HALF_UPDATE)) {
         const weight_table_t *table = rank->executor->ops->weights(rank->executor);

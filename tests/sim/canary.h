@@ -26,6 +26,7 @@
     X(ABORT_KEEPS, "abort-keeps", "pause", "a pause in mode abort ends nothing")                   \
     X(WAIT_KEEPS, "wait-keeps", "pause", "a pause in mode wait does not wait")                     \
     X(LONE_STEP, "lone-step", "rounds", "a rank of an idle group steps by itself")                 \
+    X(OTHER_STATE, "other-state", "rounds", "a rank counts a wave that nobody else had")           \
     X(OWN_VOTE, "own-vote", "rounds", "a rank takes its own vote for the result")                  \
     X(LOST_END, "lost-end", "liveness", "the end of a request never arrives")                      \
     X(FORGOTTEN, "forgotten-request", "resources", "a rank has a request that nobody waits for")   \

@@ -4,6 +4,7 @@
  * memory whenever a weight call is answered.
  */
 #include "base/check.h"
+#include "engine_core/dp/group_internal.h"
 #include "tests/sim/checkers.h"
 #include "tests/sim/net.h"
 
@@ -26,7 +27,11 @@ static void look(sim_t *sim, state_t *self, uint32_t rank)
     if (sim->ranks[rank].core == NULL || gates_of(sim, rank) & (GATE_DIRTY | GATE_SESSION)) {
         return;
     }
-    uint64_t epoch = group_weights(engine_core_group(sim->ranks[rank].core))->epoch;
+    const group_t *group = engine_core_group(sim->ranks[rank].core);
+    if (group->phase != GROUP_MEMBER || group->held_apart || group->undecided) {
+        return; /* it left the group between its commit and the word of the others, and knows it */
+    }
+    uint64_t epoch = group_weights(group)->epoch;
     digest_t now = sim_memory_digest(sim, rank);
     if (!self->known[rank] || self->epoch[rank] != epoch) {
         self->known[rank] = true;

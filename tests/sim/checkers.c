@@ -3,10 +3,10 @@
 
 #include <stdlib.h>
 
-static const sim_checker_t *const list[] = {&check_requests,  &check_kv,       &check_blocks,
-                                            &check_weights,   &check_failures, &check_pause,
-                                            &check_modes,     &check_rounds,   &check_liveness,
-                                            &check_resources, &check_scenario};
+static const sim_checker_t *const list[] = {&check_requests, &check_kv,        &check_blocks,
+                                            &check_weights,  &check_failures,  &check_pause,
+                                            &check_modes,    &check_rounds,    &check_state,
+                                            &check_liveness, &check_resources, &check_scenario};
 
 struct sim_checks {
     void *states[LK_ARRAY_LEN(list)]; /* NULL: not used in this design */

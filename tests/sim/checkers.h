@@ -60,7 +60,8 @@ typedef struct {
 } sim_checker_t;
 
 extern const sim_checker_t check_requests, check_kv, check_blocks, check_weights, check_failures,
-    check_pause, check_modes, check_rounds, check_liveness, check_resources, check_scenario;
+    check_pause, check_modes, check_rounds, check_state, check_liveness, check_resources,
+    check_scenario;
 
 /* Nothing moves any more: fails as "liveness", with what every rank, call and request waits for. */
 void sim_fail_stuck(sim_t *sim, const char *what);

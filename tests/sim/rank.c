@@ -68,10 +68,13 @@ static uint64_t next_look(const sim_rank_t *self)
     return next;
 }
 
-/* The canary: the group is idle, and this rank thinks that it is not. */
+/* Canaries: the group is idle, and this rank thinks that it is not; it thinks that it was. */
 static void run_alone(sim_rank_t *self)
 {
     group_t *group = (group_t *)(uintptr_t)engine_core_group(self->core);
+    if (self->sim->o.ranks > 1 && !group->posted && sim_plants(self->sim, SIM_CANARY_OTHER_STATE)) {
+        group->wave++;
+    }
     if (self->sim->o.moe && self->sim->o.ranks > 1 && !group->run && !group->posted &&
         group->weights.gates == 0 && group->update.phase == UPDATE_NONE &&
         !pause_is_paused(&group->pause) && engine_core_steps(self->core) > 0 &&
