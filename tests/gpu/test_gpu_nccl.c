@@ -312,6 +312,7 @@ START_TEST(a_wrong_world_size)
 {
     const uint8_t *id = new_id();
     post_init(id, 3);
+    nccl_link_abort(&trainer.link);
     nccl_link_start(&trainer.link, id, 2, 0);
     lk_status_t a = LK_INPROGRESS, b = LK_INPROGRESS;
     lk_error_t theirs_err = LK_ERROR_INIT;
