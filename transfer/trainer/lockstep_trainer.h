@@ -116,7 +116,8 @@ typedef struct {
 
 typedef struct {
     bool packed; /* send tensors together in buckets; small tensors go faster */
-    uint64_t packed_buffer_size_bytes; /* 0: 1 GiB */
+    /* 0: 1 GiB; over NCCL an eighth of all tensors, between 64 MiB and 1 GiB */
+    uint64_t packed_buffer_size_bytes;
 } lst_update_options_t;
 
 /* Number of ranks that receive weights. */

@@ -51,6 +51,7 @@ json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint6
 bool lst_nccl_up(const lst_t *self);
 /* Where the tensors of updates lie; NULL: in host memory. */
 device_t *lst_nccl_device(const lst_t *self);
+/* buffer_size 0: what suits the tensors. */
 LK_MUST_USE lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs,
                                         const void *const *data, size_t n, bool packed,
                                         uint64_t buffer_size, uint64_t *bytes);

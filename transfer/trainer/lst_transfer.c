@@ -328,12 +328,11 @@ static lk_status_t update(lst_t *self, const tensor_desc_t *descs, const void *c
                           size_t n, const lst_update_options_t *options, uint64_t *bytes)
 {
     bool packed = options != NULL && options->packed;
-    uint64_t buffer_size = options != NULL && options->packed_buffer_size_bytes > 0
-                               ? options->packed_buffer_size_bytes
-                               : PACKED_BUFFER_SIZE_DEFAULT;
+    uint64_t buffer_size = options != NULL ? options->packed_buffer_size_bytes : 0;
     if (lst_nccl_up(self)) {
         return lst_nccl_update(self, descs, data, n, packed, buffer_size, bytes);
     }
+    buffer_size = buffer_size > 0 ? buffer_size : PACKED_BUFFER_SIZE_DEFAULT;
     LK_RETURN_IF_ERROR(sender_begin(self->sender, descs, data, n, packed, buffer_size, &self->err));
     json_t *args = lst_update_args(descs, n, packed, buffer_size);
     /* the deadline is of progress (sender) and of silence afterwards: none that size could pass */
