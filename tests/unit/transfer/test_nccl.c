@@ -331,6 +331,29 @@ START_TEST(tensors_back_to_back_are_sent_from_where_they_lie)
 }
 END_TEST
 
+/* While the ranks get ready. What is given up before the first broadcast costs no communicator, and
+ * the tensors are no longer read then. */
+START_TEST(the_first_bucket_is_packed_ahead)
+{
+    init_with(NULL);
+    send(&(packing_t){true, 20000, 2});
+    ck_assert_uint_eq(trainer.next, 0);
+    nccl_sender_cancel(&trainer);
+    ck_assert_int_eq(trainer.link.phase, NCCL_LINK_UP);
+    const uint8_t *at = trainer.link.slots[0];
+    for (uint64_t i = 0, sent = 0; sent <= 20000; sent += sinks[0]->bytes[i++]) {
+        ck_assert_mem_eq(at + sent, data[i], sinks[0]->bytes[i]);
+    }
+    for (size_t i = 0; i < n_model; i++) {
+        uint8_t *moved = malloc(sinks[0]->bytes[i] + 1);
+        memcpy(moved, data[i], sinks[0]->bytes[i]);
+        free(data[i]);
+        data[i] = moved;
+    }
+    whole_update(&(packing_t){true, 20000, 2});
+}
+END_TEST
+
 START_TEST(staging_grows_once_when_an_update_needs_more)
 {
     init_with(NULL); /* says nothing of packing: older trainers don't */
@@ -710,6 +733,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, updates_arrive_whole, 0, 4 * (int)LK_ARRAY_LEN(packings));
     tcase_add_test(tc, in_place_needs_no_staging);
     tcase_add_test(tc, tensors_back_to_back_are_sent_from_where_they_lie);
+    tcase_add_test(tc, the_first_bucket_is_packed_ahead);
     tcase_add_test(tc, staging_grows_once_when_an_update_needs_more);
     tcase_add_test(tc, ranks_and_versions_are_told);
     tcase_add_test(tc, ranks_meet_at_the_trainers_store);

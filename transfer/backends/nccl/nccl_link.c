@@ -108,6 +108,39 @@ lk_status_t nccl_link_stage(nccl_link_t *self, uint32_t slots, uint64_t bytes, l
 
 /* ---- progress ---- */
 
+lk_status_t nccl_link_clock(nccl_link_t *self, nccl_times_t *times, size_t done, size_t next,
+                            lk_error_t *err)
+{
+    lk_status_t st = LK_OK;
+    size_t before = times->n_wire;
+    times->n_wire = LK_MAX(times->n_wire, done); /* their events may serve later buckets by now */
+    while (times->n_wire < next && st == LK_OK) {
+        device_event_t *event = self->wire_done[times->n_wire % NCCL_WINDOW];
+        st = self->device->ops->event_test(self->device, event, err);
+        times->n_wire += st == LK_OK;
+    }
+    uint64_t now = lk_env_now_ns(self->env);
+    times->called_ns = times->called_ns == 0 && next > 0 ? now : times->called_ns;
+    times->first_ns = times->first_ns == 0 && times->n_wire > 0 ? now : times->first_ns;
+    times->wire_ns = times->n_wire > before ? now : times->wire_ns;
+    return st < 0 ? st : LK_OK;
+}
+
+static double ms_since(uint64_t from_ns, uint64_t to_ns)
+{
+    return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
+}
+
+void nccl_link_log_times(const nccl_link_t *self, const nccl_times_t *times, const char *what,
+                         uint64_t bytes)
+{
+    LK_DEBUG("NCCL: %s: %.6f GB in %zu buckets; ms from the beginning: first broadcast enqueued "
+             "%.3f, run %.3f, last broadcast run %.3f, all done %.3f",
+             what, (double)bytes / 1e9, times->n_wire, ms_since(times->begun_ns, times->called_ns),
+             ms_since(times->begun_ns, times->first_ns), ms_since(times->begun_ns, times->wire_ns),
+             ms_since(times->begun_ns, lk_env_now_ns(self->env)));
+}
+
 void nccl_link_touch(nccl_link_t *self)
 {
     self->progress_ns = lk_env_now_ns(self->env);

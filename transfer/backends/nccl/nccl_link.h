@@ -24,6 +24,13 @@ typedef enum {
     NCCL_LINK_UP
 } nccl_link_phase_t;
 
+/* When an update got how far, as seen by the host; for the log. */
+typedef struct {
+    uint64_t begun_ns, called_ns; /* the first broadcast is enqueued */
+    uint64_t first_ns, wire_ns;   /* the first, the last broadcast has run */
+    size_t n_wire;                /* broadcasts that have */
+} nccl_times_t;
+
 typedef struct {
     const nccl_comm_ops_t *ops;
     const nccl_library_t *library;
@@ -71,6 +78,13 @@ void nccl_link_abort(nccl_link_t *self);
  * Nothing may be under way. */
 LK_MUST_USE lk_status_t nccl_link_stage(nccl_link_t *self, uint32_t slots, uint64_t bytes,
                                         lk_error_t *err);
+
+/* Takes the times of buckets [times->n_wire, next), of which [0, done) are through. */
+LK_MUST_USE lk_status_t nccl_link_clock(nccl_link_t *self, nccl_times_t *times, size_t done,
+                                        size_t next, lk_error_t *err);
+/* The update is done: one line for the log, at its level DEBUG. */
+void nccl_link_log_times(const nccl_link_t *self, const nccl_times_t *times, const char *what,
+                         uint64_t bytes);
 
 /* Something moved. */
 void nccl_link_touch(nccl_link_t *self);

@@ -10,9 +10,8 @@
 #include <string.h>
 
 #define NO_SLOT NCCL_SLOTS_MAX
-#define STEP_MOST                                                                                  \
-    NCCL_WINDOW /* buckets enqueued per call: the caller's loop has other work, too                \
-                 */
+/* Buckets enqueued per call: the caller's loop has other work, too. */
+#define STEP_MOST NCCL_WINDOW
 
 static void forget_update(nccl_receiver_t *self)
 {
@@ -200,6 +199,7 @@ lk_status_t nccl_receiver_begin(nccl_receiver_t *self, const wte_update_t *updat
         forget_update(self);
         return st;
     }
+    self->times = (nccl_times_t){.begun_ns = lk_env_now_ns(self->link.env)};
     nccl_link_touch(&self->link);
     self->phase = NCCL_RECEIVER_RECEIVES;
     return LK_OK;
@@ -320,7 +320,13 @@ lk_status_t nccl_receiver_step(nccl_receiver_t *self, lk_error_t *err)
         lk_status_t retired = retire(self, err);
         st = retired < 0 ? retired : st;
     }
+    if (st >= 0) {
+        lk_status_t clocked =
+            nccl_link_clock(&self->link, &self->times, self->done, self->next, err);
+        st = clocked < 0 ? clocked : st;
+    }
     if (st >= 0 && self->done == self->n_buckets) {
+        nccl_link_log_times(&self->link, &self->times, "received", self->progress.bytes_done);
         forget_update(self);
         self->phase = NCCL_RECEIVER_READY;
         return LK_OK;

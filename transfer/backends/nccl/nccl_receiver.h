@@ -43,6 +43,7 @@ typedef struct {
     weight_arrival_t *arrivals;   /* its tensors, for the sink */
     uint32_t slot, next_slot;     /* NCCL_SLOTS_MAX: in place */
     wte_progress_t progress;
+    nccl_times_t times;
 } nccl_receiver_t;
 
 /* Where the ranks meet, of a checked init_info. */

@@ -1,18 +1,22 @@
 #include "transfer/backends/nccl/nccl_sender.h"
 #include "base/check.h"
+#include "transfer/device/device.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define NO_SLOT NCCL_SLOTS_MAX
+/* Smaller tensors are gathered by a kernel, many at once: starting a copy takes longer than it. */
+#define COPY_BYTES (8ull << 20)
+#define PIECES     96 /* handed to the device at once */
 
 static void forget_update(nccl_sender_t *self)
 {
     free(self->buckets);
     self->buckets = NULL;
     self->n_buckets = self->next = self->done = 0;
-    self->calling = false;
+    self->calling = self->placed = false;
     self->tensors = NULL;
     self->data = NULL;
 }
@@ -43,6 +47,75 @@ static void *place_of(const nccl_sender_t *self, const packed_bucket_t *bucket)
     return (void *)start;
 }
 
+/* What the kernel takes: whole vectors of 16 bytes, as bfloat16, which it leaves as they are. */
+static bool for_kernel(const void *from, const void *to, uint64_t size)
+{
+    return size < COPY_BYTES && size % 2 == 0 &&
+           (((uintptr_t)from | (uintptr_t)to) & (uintptr_t)15) == 0;
+}
+
+/* Copies the bucket's tensors together. */
+static lk_status_t gather(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
+{
+    nccl_link_t *link = &self->link;
+    device_t *device = link->device;
+    device_piece_t pieces[PIECES];
+    size_t n = 0;
+    uint8_t *to = self->place;
+    for (size_t i = bucket->first; i < bucket->first + bucket->count; i++) {
+        uint64_t size = tensor_size(self, i);
+        const void *from = self->data[i];
+        if (size > 0 && for_kernel(from, to, size)) {
+            pieces[n++] = (device_piece_t){.src = from,
+                                           .src_dtype = LK_DTYPE_BF16,
+                                           .dst_dtype = LK_DTYPE_BF16,
+                                           .dst = to,
+                                           .rows = 1,
+                                           .cols = size / 2,
+                                           .dst_pitch = size / 2};
+        } else {
+            LK_RETURN_IF_ERROR(device->ops->copy(device, to, from, size, link->local, err));
+        }
+        if (n == PIECES) {
+            LK_RETURN_IF_ERROR(device->ops->unpack(device, pieces, n, link->local, err));
+            n = 0;
+        }
+        to += size;
+    }
+    return n > 0 ? device->ops->unpack(device, pieces, n, link->local, err) : LK_OK;
+}
+
+static lk_status_t pack(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
+{
+    nccl_link_t *link = &self->link;
+    device_t *device = link->device;
+    self->slot = self->next_slot;
+    self->next_slot = (self->next_slot + 1) % link->n_slots;
+    self->place = link->slots[self->slot];
+    LK_RETURN_IF_ERROR(
+        device->ops->stream_wait(device, link->local, link->slot_free[self->slot], err));
+    LK_RETURN_IF_ERROR(gather(self, bucket, err));
+    device_event_t *packed = link->local_done[self->next % NCCL_WINDOW];
+    LK_RETURN_IF_ERROR(device->ops->event_record(device, packed, link->local, err));
+    return device->ops->stream_wait(device, link->wire, packed, err);
+}
+
+/* Sees to it that the next bucket lies in one place. */
+static lk_status_t place(nccl_sender_t *self, lk_error_t *err)
+{
+    const packed_bucket_t *bucket = &self->buckets[self->next];
+    if (self->placed) {
+        return LK_OK;
+    }
+    self->slot = NO_SLOT;
+    self->place = place_of(self, bucket);
+    if (self->place == NULL && bucket->bytes > 0) {
+        LK_RETURN_IF_ERROR(pack(self, bucket, err));
+    }
+    self->placed = true;
+    return LK_OK;
+}
+
 lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
                               const void *const *data, size_t n, bool packed, uint64_t buffer_size,
                               uint32_t num_buffers, lk_error_t *err)
@@ -56,6 +129,7 @@ lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
     self->packed = packed;
     self->next_slot = 0;
     self->bytes = 0;
+    self->times = (nccl_times_t){.begun_ns = lk_env_now_ns(self->link.env)};
     uint64_t most = 0;
     for (size_t i = 0; i < self->n_buckets; i++) {
         const packed_bucket_t *b = &self->buckets[i];
@@ -63,6 +137,9 @@ lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
         most = b->bytes > most && place_of(self, b) == NULL ? b->bytes : most;
     }
     lk_status_t st = nccl_link_stage(&self->link, num_buffers, most, err);
+    if (st == LK_OK && self->n_buckets > 0) {
+        st = place(self, err); /* while the ranks get ready */
+    }
     if (st < 0) {
         forget_update(self);
         return st;
@@ -71,35 +148,9 @@ lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
     return LK_OK;
 }
 
-/* Copies the bucket's tensors together. */
-static lk_status_t pack(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
-{
-    nccl_link_t *link = &self->link;
-    device_t *device = link->device;
-    self->slot = self->next_slot;
-    self->next_slot = (self->next_slot + 1) % link->n_slots;
-    self->place = link->slots[self->slot];
-    LK_RETURN_IF_ERROR(
-        device->ops->stream_wait(device, link->local, link->slot_free[self->slot], err));
-    uint8_t *to = self->place;
-    for (size_t i = bucket->first; i < bucket->first + bucket->count; i++) {
-        uint64_t size = tensor_size(self, i);
-        LK_RETURN_IF_ERROR(device->ops->copy(device, to, self->data[i], size, link->local, err));
-        to += size;
-    }
-    device_event_t *packed = link->local_done[self->next % NCCL_WINDOW];
-    LK_RETURN_IF_ERROR(device->ops->event_record(device, packed, link->local, err));
-    return device->ops->stream_wait(device, link->wire, packed, err);
-}
-
 static lk_status_t call(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
 {
     nccl_link_t *link = &self->link;
-    self->slot = NO_SLOT;
-    self->place = place_of(self, bucket);
-    if (self->place == NULL) {
-        LK_RETURN_IF_ERROR(pack(self, bucket, err));
-    }
     lk_dtype_t dtype = self->packed ? LK_DTYPE_U8 : self->tensors[bucket->first].dtype;
     return link->ops->broadcast(link->comm, self->place, bucket->bytes / dtype_bytes(dtype), dtype,
                                 link->wire, err);
@@ -122,12 +173,11 @@ static lk_status_t enqueue(nccl_sender_t *self, lk_error_t *err)
     while (self->next < self->n_buckets && self->next - self->done < NCCL_WINDOW) {
         const packed_bucket_t *bucket = &self->buckets[self->next];
         lk_status_t st = LK_OK;
+        LK_RETURN_IF_ERROR(place(self, err));
         if (self->calling) {
             st = self->link.ops->poll(self->link.comm, err);
         } else if (bucket->bytes > 0) {
             st = call(self, bucket, err);
-        } else {
-            self->slot = NO_SLOT;
         }
         self->calling = st == LK_INPROGRESS;
         if (st != LK_OK) {
@@ -135,6 +185,7 @@ static lk_status_t enqueue(nccl_sender_t *self, lk_error_t *err)
         }
         LK_RETURN_IF_ERROR(follow(self, err));
         self->next++;
+        self->placed = false;
     }
     return LK_OK;
 }
@@ -161,7 +212,13 @@ lk_status_t nccl_sender_step(nccl_sender_t *self, lk_error_t *err)
         lk_status_t retired = retire(self, err);
         st = retired < 0 ? retired : st;
     }
+    if (st >= 0) {
+        lk_status_t clocked =
+            nccl_link_clock(&self->link, &self->times, self->done, self->next, err);
+        st = clocked < 0 ? clocked : st;
+    }
     if (st >= 0 && self->done == self->n_buckets) {
+        nccl_link_log_times(&self->link, &self->times, "sent", self->bytes);
         forget_update(self);
         return LK_OK;
     }
@@ -188,8 +245,12 @@ lk_status_t nccl_sender_step(nccl_sender_t *self, lk_error_t *err)
 
 void nccl_sender_cancel(nccl_sender_t *self)
 {
+    nccl_link_t *link = &self->link;
+    lk_error_t ignored = LK_ERROR_INIT; /* a device that has failed reads nothing more, either */
     if (self->next > 0 || self->calling) {
-        nccl_link_abort(&self->link);
+        nccl_link_abort(link);
+    } else if (self->placed && device_wait(link->device, link->local, &ignored) < 0) {
+        nccl_link_abort(link);
     }
     forget_update(self);
 }

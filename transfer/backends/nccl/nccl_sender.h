@@ -17,21 +17,24 @@ typedef struct {
     bool packed;
     packed_bucket_t *buckets;
     size_t n_buckets, next, done;
-    bool calling;
+    bool placed;  /* bucket `next` lies at `place`, or will when the local stream is there */
+    bool calling; /* its broadcast is on its way */
     void *place;
     uint32_t slot, next_slot;
     uint64_t bytes;
+    nccl_times_t times;
 } nccl_sender_t;
 
 /* tensors and data (device memory, complete) are borrowed until step is done. The link is up.
- * Nothing is sent yet. */
+ * Nothing is sent yet, but the first bucket is packed meanwhile. */
 LK_MUST_USE lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
                                           const void *const *data, size_t n, bool packed,
                                           uint64_t buffer_size, uint32_t num_buffers,
                                           lk_error_t *err);
 /* INPROGRESS; OK: every rank has everything; or an error: then the link is down. */
 LK_MUST_USE lk_status_t nccl_sender_step(nccl_sender_t *self, lk_error_t *err);
-/* Ends what is under way, and with it the link, unless nothing was sent yet. */
+/* Ends what is under way, and with it the link, unless nothing was sent yet; waits until the
+ * tensors are no longer read. */
 void nccl_sender_cancel(nccl_sender_t *self);
 void nccl_sender_fini(nccl_sender_t *self);
 
