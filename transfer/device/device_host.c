@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define ALIGNMENT 512u
 
@@ -48,11 +49,18 @@ static device_host_t *of(device_t *base)
 
 /* ---- memory ---- */
 
+/* The machine's; more is never there, whatever a kernel that overcommits says. */
+static uint64_t physical_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (uint64_t)pages * (uint64_t)size : INT64_MAX / 2;
+}
+
 /* The size stands before the block. */
 static lk_status_t host_alloc(device_t *base, uint64_t bytes, void **out, lk_error_t *err)
 {
     uint64_t total = (bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    char *block = bytes <= INT64_MAX / 2 ? aligned_alloc(ALIGNMENT, total) : NULL;
+    char *block = bytes <= physical_memory() ? aligned_alloc(ALIGNMENT, total) : NULL;
     if (block == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "%s: no memory for %llu bytes", base->text,
                             (unsigned long long)bytes);
