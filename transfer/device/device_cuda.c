@@ -367,18 +367,24 @@ static lk_status_t launch(device_t *base, const device_piece_t *pieces, size_t n
 static lk_status_t cuda_unpack(device_t *base, const device_piece_t *pieces, size_t n,
                                device_stream_t *stream, lk_error_t *err)
 {
+    device_piece_t rest[UNPACK_ITEMS];
+    size_t n_rest = 0;
     LK_RETURN_IF_ERROR(unpack_check(pieces, n, err));
-    size_t start = 0;
     for (size_t i = 0; i < n; i++) {
-        if (is_plain_copy(&pieces[i])) {
-            LK_RETURN_IF_ERROR(launch(base, pieces + start, i - start, stream, err));
-            LK_RETURN_IF_ERROR(cuda_copy(
-                base, pieces[i].dst, pieces[i].src,
-                pieces[i].rows * pieces[i].cols * dtype_bytes(pieces[i].src_dtype), stream, err));
-            start = i + 1;
+        const device_piece_t *piece = &pieces[i];
+        if (is_plain_copy(piece)) {
+            LK_RETURN_IF_ERROR(cuda_copy(base, piece->dst, piece->src,
+                                         piece->rows * piece->cols * dtype_bytes(piece->src_dtype),
+                                         stream, err));
+            continue;
+        }
+        rest[n_rest++] = *piece;
+        if (n_rest == UNPACK_ITEMS) {
+            LK_RETURN_IF_ERROR(launch(base, rest, n_rest, stream, err));
+            n_rest = 0;
         }
     }
-    return launch(base, pieces + start, n - start, stream, err);
+    return launch(base, rest, n_rest, stream, err);
 }
 
 static lk_status_t cuda_make_current(device_t *base, lk_error_t *err)
