@@ -47,14 +47,17 @@ lk_status_t ipc_counter_check(const char *name, lk_error_t *err)
     return LK_OK;
 }
 
-lk_status_t ipc_counter_release(const char *name, uint32_t counter, lk_error_t *err)
+lk_status_t ipc_counter_release(const char *name, const uint32_t *counters, size_t n,
+                                lk_error_t *err)
 {
     int64_t *map;
     LK_RETURN_IF_ERROR(map_file(name, &map, err));
-    int64_t *count = map + HEADER_BYTES / sizeof *map + counter;
-    int64_t seen = __atomic_load_n(count, __ATOMIC_ACQUIRE);
-    while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen - 1, false, __ATOMIC_ACQ_REL,
-                                                    __ATOMIC_ACQUIRE)) {
+    for (size_t i = 0; i < n; i++) {
+        int64_t *count = map + HEADER_BYTES / sizeof *map + counters[i];
+        int64_t seen = __atomic_load_n(count, __ATOMIC_ACQUIRE);
+        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen - 1, false,
+                                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        }
     }
     munmap(map, FILE_BYTES);
     return LK_OK;

@@ -8,9 +8,10 @@
 
 #include "base/status.h"
 
-/* Takes one off count `counter` (below IPC_COUNTERS) of the file, unless it is 0 already. name has
+/* Takes one off each of n counts (below IPC_COUNTERS) of the file, unless it is 0 already. name has
  * been checked (ipc_handles.c). LK_ERR_PEER when there is no such file, or none of that shape. */
-LK_MUST_USE lk_status_t ipc_counter_release(const char *name, uint32_t counter, lk_error_t *err);
+LK_MUST_USE lk_status_t ipc_counter_release(const char *name, const uint32_t *counters, size_t n,
+                                            lk_error_t *err);
 /* The same checks, and takes nothing off. */
 LK_MUST_USE lk_status_t ipc_counter_check(const char *name, lk_error_t *err);
 
