@@ -410,6 +410,39 @@ START_TEST(rude_peers_lose_their_connection)
 }
 END_TEST
 
+/* More answers than are kept for it: one would be missing, and it couldn't know which. */
+START_TEST(a_peer_that_asks_without_reading_is_closed)
+{
+    static const uint8_t says[] = HELLO "\3\1\0\0\0\0\0\0\0k\3\1\0\0\0\0\0\0\0k"
+                                        "\3\1\0\0\0\0\0\0\0k\3\1\0\0\0\0\0\0\0k";
+    static uint8_t value[TCPSTORE_MAX_VALUE], heard[4096];
+    live_t live = live_new();
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert(tcpstore_server_set(live.server, "k", value, sizeof value));
+    byte_stream_t *stream = live_dial(&live);
+    lk_status_t st;
+    while (stream->ops->connect(stream, &err) == LK_INPROGRESS) {
+        tcpstore_server_step(live.server);
+    }
+    size_t moved = 0;
+    struct iovec out = {(void *)says, sizeof says - 1}, in = {heard, sizeof heard};
+    ck_assert_int_eq(stream->ops->writev(stream, &out, 1, &moved, &err), LK_OK);
+    ck_assert_uint_eq(moved, sizeof says - 1);
+    st = LK_INPROGRESS;
+    for (int idle = 0; idle < 200 && st == LK_INPROGRESS; idle++) {
+        struct pollfd fd = {.fd = stream->ops->fd(stream), .events = POLLIN};
+        tcpstore_server_step(live.server);
+        (void)poll(&fd, 1, 5);
+        do {
+            st = stream->ops->readv(stream, &in, 1, &moved, &err);
+        } while (st == LK_OK);
+    }
+    ck_assert_int_lt(st, 0);
+    byte_stream_destroy(&stream);
+    tcpstore_server_destroy(&live.server);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("tcpstore");
@@ -421,6 +454,7 @@ Suite *test_suite(void)
     tc = tcase_create("server");
     tcase_add_test(tc, three_workers_meet_at_the_store);
     tcase_add_loop_test(tc, the_server_answers_as_torch_does, 0, 2);
+    tcase_add_test(tc, a_peer_that_asks_without_reading_is_closed);
     tcase_add_loop_test(tc, rude_peers_lose_their_connection, 0, (int)LK_ARRAY_LEN(rude));
     suite_add_tcase(suite, tc);
     return suite;

@@ -301,6 +301,9 @@ static bool peer_read(peer_t *peer)
 static bool peer_write(peer_t *peer)
 {
     lk_error_t ignored;
+    if (peer->out.failed) {
+        return false; /* asks without reading the answers: one of them is lost */
+    }
     while (peer->out_sent < peer->out.len) {
         struct iovec iov = {peer->out.data + peer->out_sent, peer->out.len - peer->out_sent};
         size_t moved = 0;
@@ -312,7 +315,7 @@ static bool peer_write(peer_t *peer)
     }
     lk_buf_clear(&peer->out);
     peer->out_sent = 0;
-    return !peer->out.failed;
+    return true;
 }
 
 /* False: the connection is to be closed. *did: something was served. */
