@@ -37,8 +37,8 @@ static void run_unit(const unpack_launch_t *launch, const unpack_group_t *group,
                 const unpack_item_t *item = &launch->items[group->first + i];
                 uint64_t sum[2] = {0, 0}, *lanes = (uint64_t *)(uintptr_t)item->lanes;
                 if (chunk < item->numel) {
-                    unpack_thread(item, chunk, thread, (const uint64_t(*)[UNPACK_PER_THREAD])mixed,
-                                  sum);
+                    unpack_thread(item, group->index, chunk, thread,
+                                  (const uint64_t(*)[UNPACK_PER_THREAD])mixed, sum);
                 }
                 if (lanes != NULL) {
                     lanes[0] += sum[0];

@@ -1,7 +1,8 @@
 /* unpack.cu: the kernel (unpack.h). One block is one unit. */
 #include "transfer/device/unpack_thread.h"
 
-#define WARPS (UNPACK_THREADS / 32u)
+#define WARPS  (UNPACK_THREADS / 32u)
+#define BLOCKS 3 /* on a multiprocessor at once: what leaves the registers for eight elements */
 
 /* The group that a unit belongs to. */
 static __device__ uint32_t group_of(const unpack_launch_t &launch, uint32_t unit)
@@ -27,20 +28,20 @@ static __device__ __forceinline__ uint64_t warp_sum(uint64_t x)
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, BLOCKS)
     lk_unpack(const __grid_constant__ unpack_launch_t launch)
 {
     __shared__ unpack_item_t items[UNPACK_GROUP];
-    __shared__ uint64_t sums[UNPACK_GROUP][2][WARPS];
-    const uint32_t thread = threadIdx.x, warp = thread / 32u;
+    __shared__ uint64_t sums[UNPACK_GROUP][2][UNPACK_THREADS]; /* each thread its own */
+    const uint32_t thread = threadIdx.x;
     const unpack_group_t group = launch.groups[group_of(launch, blockIdx.x)];
     const uint64_t start =
         (uint64_t)(blockIdx.x - group.first_unit) * launch.chunks * UNPACK_CHUNK;
     if (thread < group.count) {
         items[thread] = launch.items[group.first + thread];
     }
-    for (uint32_t i = thread; i < UNPACK_GROUP * 2u * WARPS; i += UNPACK_THREADS) {
-        (&sums[0][0][0])[i] = 0;
+    for (uint32_t i = 0; group.digests && i < group.count; i++) {
+        sums[i][0][thread] = sums[i][1][thread] = 0;
     }
     __syncthreads();
     for (uint32_t c = 0; c < launch.chunks; c++) {
@@ -54,24 +55,27 @@ extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, 2)
         }
         for (uint32_t i = 0; i < group.count && chunk < items[i].numel; i++) {
             uint64_t sum[2] = {0, 0};
-            unpack_thread(&items[i], chunk, thread, mixed, sum);
+            unpack_thread(&items[i], group.index, chunk, thread, mixed, sum);
             if (items[i].lanes != 0) {
-                sum[0] = warp_sum(sum[0]);
-                sum[1] = warp_sum(sum[1]);
-                if (thread % 32u == 0) {
-                    sums[i][0][warp] += sum[0];
-                    sums[i][1][warp] += sum[1];
-                }
+                sums[i][0][thread] += sum[0];
+                sums[i][1][thread] += sum[1];
             }
         }
     }
     __syncthreads();
-    if (thread < 2u * group.count && items[thread / 2].lanes != 0) {
-        uint64_t total = 0;
-        for (uint32_t w = 0; w < WARPS; w++) {
-            total += sums[thread / 2][thread % 2][w];
+    /* a warp adds up a lane of an item */
+    for (uint32_t s = thread / 32u; s < 2u * group.count; s += WARPS) {
+        if (items[s / 2u].lanes == 0) {
+            continue;
         }
-        atomicAdd((unsigned long long *)items[thread / 2].lanes + thread % 2,
-                  (unsigned long long)total);
+        uint64_t total = 0;
+        for (uint32_t i = thread % 32u; i < UNPACK_THREADS; i += 32u) {
+            total += sums[s / 2u][s % 2u][i];
+        }
+        total = warp_sum(total);
+        if (thread % 32u == 0) {
+            atomicAdd((unsigned long long *)items[s / 2u].lanes + s % 2u,
+                      (unsigned long long)total);
+        }
     }
 }

@@ -4,7 +4,7 @@
  * what is stored (transfer/digest.h). An item is a device_piece_t (transfer/device_ops.h).
  *
  * The index half of a digest, mix64(index + C), does not depend on the tensor. Items are therefore
- * worked on in groups of equal first index: a thread mixes its sixteen indices once and uses them
+ * worked on in groups of equal first index: a thread mixes its eight indices once and uses them
  * for every item of the group, which nearly halves the 64-bit multiplications, the kernel's
  * bottleneck. A unit is what one block of threads does: the same indices of each item of a group.
  */
@@ -15,9 +15,9 @@
 
 #define UNPACK_THREADS 256u /* of a block */
 #define UNPACK_VECTOR  8u   /* consecutive elements of a thread */
-#define UNPACK_VECTORS 2u
+#define UNPACK_VECTORS 1u
 #define UNPACK_CHUNK   (UNPACK_THREADS * UNPACK_VECTOR * UNPACK_VECTORS)
-#define UNPACK_CHUNKS  4u /* of a unit, at most */
+#define UNPACK_CHUNKS  8u /* of a unit, at most */
 #define UNPACK_GROUP   8u /* items, at most */
 #define UNPACK_ITEMS   96u
 

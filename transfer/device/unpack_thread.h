@@ -10,10 +10,12 @@
 
 #ifdef __CUDACC__
 #define UNPACK_FN     static __device__ __forceinline__
+#define UNPACK_RARE   static __device__ __noinline__
 #define UNPACK_UNROLL _Pragma("unroll")
 #else
 #include <string.h>
-#define UNPACK_FN static inline
+#define UNPACK_FN   static inline
+#define UNPACK_RARE static
 #define UNPACK_UNROLL
 #endif
 
@@ -31,13 +33,35 @@ enum {
 
 #define UNPACK_PER_THREAD (UNPACK_VECTOR * UNPACK_VECTORS)
 
-#define UNPACK_MIX64(x)                                                                            \
-    do {                                                                                           \
-        (x) += 0x9E3779B97F4A7C15ull;                                                              \
-        (x) = ((x) ^ ((x) >> 30)) * 0xBF58476D1CE4E5B9ull;                                         \
-        (x) = ((x) ^ ((x) >> 27)) * 0x94D049BB133111EBull;                                         \
-        (x) ^= (x) >> 31;                                                                          \
-    } while (0)
+/* x times a constant: three multiply-adds, where compilers make three and an addition. */
+UNPACK_FN uint64_t unpack_times(uint64_t x, uint32_t low, uint32_t high)
+{
+#ifdef __CUDACC__
+    uint64_t product;
+    asm("{\n\t.reg .u32 a, b, l, h;\n\t.reg .u64 p;\n\t"
+        "mov.b64 {a, b}, %1;\n\t"
+        "mul.wide.u32 p, a, %2;\n\t"
+        "mov.b64 {l, h}, p;\n\t"
+        "mad.lo.u32 h, a, %3, h;\n\t"
+        "mad.lo.u32 h, b, %2, h;\n\t"
+        "mov.b64 %0, {l, h};\n\t}"
+        : "=l"(product)
+        : "l"(x), "r"(low), "r"(high));
+    return product;
+#else
+    return x * ((uint64_t)high << 32 | low);
+#endif
+}
+
+/* mix64 (base/prng.h) behind its first addition. */
+UNPACK_FN uint64_t unpack_mix_rest(uint64_t x)
+{
+    x = unpack_times(x ^ x >> 30, 0x1CE4E5B9u, 0xBF58476Du);
+    x = unpack_times(x ^ x >> 27, 0x133111EBu, 0x94D049BBu);
+    return x ^ x >> 31;
+}
+
+#define UNPACK_GOLDEN 0x9E3779B97F4A7C15ull
 
 /* ---- memory ---- */
 
@@ -344,7 +368,14 @@ UNPACK_FN void unpack_vector(const unpack_item_t *item, uint64_t index, uint32_t
 
 /* ---- a thread's share of a chunk ---- */
 
-/* The index half of the digest, for both lanes. */
+UNPACK_FN uint64_t unpack_mix_index(uint64_t index, uint32_t lane)
+{
+    return unpack_mix_rest(index + (lane == 0 ? 0x6c6f636b73746570ull : 0x7765696768747321ull) +
+                           UNPACK_GOLDEN);
+}
+
+/* The index half of the digest, for both lanes, with the upper word of the addition that the
+ * value's half begins with: a float's bits touch the lower word only. */
 UNPACK_FN void unpack_mix_indices(uint64_t first, uint32_t thread,
                                   uint64_t (*mixed)[UNPACK_PER_THREAD])
 {
@@ -352,25 +383,53 @@ UNPACK_FN void unpack_mix_indices(uint64_t first, uint32_t thread,
     for (uint32_t k = 0; k < UNPACK_PER_THREAD; k++) {
         const uint64_t index = first + k / UNPACK_VECTOR * (UNPACK_CHUNK / UNPACK_VECTORS) +
                                thread * UNPACK_VECTOR + k % UNPACK_VECTOR;
-        mixed[0][k] = index + 0x6c6f636b73746570ull;
-        mixed[1][k] = index + 0x7765696768747321ull;
-        UNPACK_MIX64(mixed[0][k]);
-        UNPACK_MIX64(mixed[1][k]);
+        mixed[0][k] = unpack_mix_index(index, 0) + (UNPACK_GOLDEN >> 32 << 32);
+        mixed[1][k] = unpack_mix_index(index, 1) + (UNPACK_GOLDEN >> 32 << 32);
     }
 }
 
-UNPACK_FN void unpack_digest(uint64_t bits, uint64_t mixed0, uint64_t mixed1, uint64_t *lanes)
+/* The term of a float32's bits. */
+UNPACK_FN uint64_t unpack_term(uint32_t bits, uint64_t mixed)
 {
-    uint64_t a = mixed0 ^ bits, b = mixed1 ^ bits;
-    UNPACK_MIX64(a);
-    UNPACK_MIX64(b);
-    lanes[0] += a;
-    lanes[1] += b;
+    const uint32_t low = (uint32_t)mixed ^ bits, high = (uint32_t)(mixed >> 32);
+#ifdef __CUDACC__
+    /* A multiplication by one that the compiler can't see through: multiplies and additions have
+     * units of their own, and the additions' is the fuller. */
+    uint64_t x = (uint64_t)low * gridDim.y + (uint32_t)UNPACK_GOLDEN;
+#else
+    uint64_t x = (uint64_t)low + (uint32_t)UNPACK_GOLDEN;
+#endif
+    x += (uint64_t)high << 32;
+    return unpack_mix_rest(x);
 }
 
-/* Elements [chunk, chunk + UNPACK_CHUNK) of an item, those of one thread; adds to lanes. */
-UNPACK_FN void unpack_thread(const unpack_item_t *item, uint64_t chunk, uint32_t thread,
-                             const uint64_t (*mixed)[UNPACK_PER_THREAD], uint64_t *lanes)
+typedef struct {
+    uint64_t lane[2];
+} unpack_sum_t;
+
+/* Elements that no vector holds: few, or of dtypes and places that are rare. A function of its own,
+ * so that the vectors' loop keeps its registers. */
+UNPACK_RARE unpack_sum_t unpack_one_by_one(const unpack_item_t *item, uint64_t index, uint32_t n,
+                                           uint64_t first)
+{
+    unpack_sum_t sum = {{0, 0}};
+    for (uint32_t k = 0; k < n; k++) {
+        const uint64_t bits = unpack_element(item, index + k);
+        if (item->lanes != 0) {
+            for (uint32_t l = 0; l < 2; l++) {
+                sum.lane[l] += unpack_mix_rest((unpack_mix_index(first + index + k, l) ^ bits) +
+                                               UNPACK_GOLDEN);
+            }
+        }
+    }
+    return sum;
+}
+
+/* Elements [chunk, chunk + UNPACK_CHUNK) of an item, those of one thread; adds to lanes. first: the
+ * index in its tensor of the item's first element. */
+UNPACK_FN void unpack_thread(const unpack_item_t *item, uint64_t first, uint64_t chunk,
+                             uint32_t thread, const uint64_t (*mixed)[UNPACK_PER_THREAD],
+                             uint64_t *lanes)
 {
     const int vectors = unpack_by_vectors(item), digests = item->lanes != 0;
     UNPACK_UNROLL
@@ -380,26 +439,22 @@ UNPACK_FN void unpack_thread(const unpack_item_t *item, uint64_t chunk, uint32_t
             continue;
         }
         const uint64_t left = item->numel - index;
-        if (vectors && left >= UNPACK_VECTOR) {
-            uint32_t bits[UNPACK_VECTOR];
-            unpack_vector(item, index, bits);
-            if (digests) {
-                UNPACK_UNROLL
-                for (uint32_t k = 0; k < UNPACK_VECTOR; k++) {
-                    unpack_digest(bits[k], mixed[0][v * UNPACK_VECTOR + k],
-                                  mixed[1][v * UNPACK_VECTOR + k], lanes);
-                }
-            }
+        if (!vectors || left < UNPACK_VECTOR) {
+            const unpack_sum_t sum = unpack_one_by_one(
+                item, index, left < UNPACK_VECTOR ? (uint32_t)left : UNPACK_VECTOR, first);
+            lanes[0] += sum.lane[0];
+            lanes[1] += sum.lane[1];
             continue;
         }
-        UNPACK_UNROLL
-        for (uint32_t k = 0; k < UNPACK_VECTOR; k++) {
-            if (k < left) {
-                const uint64_t bits = unpack_element(item, index + k);
-                if (digests) {
-                    unpack_digest(bits, mixed[0][v * UNPACK_VECTOR + k],
-                                  mixed[1][v * UNPACK_VECTOR + k], lanes);
-                }
+        uint32_t bits[UNPACK_VECTOR];
+        unpack_vector(item, index, bits);
+        if (digests) {
+            UNPACK_UNROLL
+            for (uint32_t k = 0; k < UNPACK_VECTOR; k += 2) { /* a sum of three is one addition */
+                const uint64_t *m0 = mixed[0] + v * UNPACK_VECTOR + k;
+                const uint64_t *m1 = mixed[1] + v * UNPACK_VECTOR + k;
+                lanes[0] += unpack_term(bits[k], m0[0]) + unpack_term(bits[k + 1], m0[1]);
+                lanes[1] += unpack_term(bits[k], m1[0]) + unpack_term(bits[k + 1], m1[1]);
             }
         }
     }
