@@ -1,7 +1,11 @@
 """The tensors of Qwen3-8B from a torch process to an engine on the same GPU, through CUDA IPC, beside
 the GPU's own copy of the same bytes in the same run. ipc_update.py [--tap] [--updates N] [--small];
 LK_BUILD_DIR is the build. Times of a whole update_weights call over HTTP, of a session from start to
-finish, and of pause to resume; p50 and p95. --small: the tensors of a 0.6B model."""
+finish, and of pause to resume; p50 and p95. Three ways: each tensor exported anew (what torch's users
+do), exports kept between updates, and packed into buffers of 2 GiB. "preparation" is what torch does
+before the calls (exporting, pickling; packed: filling the buffer, within the session), and is not in
+the other figures unless packed, where it is in the last two. "engine" is where the engine says that its
+time of the last call went. --small: the tensors of a 0.6B model."""
 
 import argparse
 import base64
@@ -23,6 +27,8 @@ LARGE = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, nu
 SMALL = dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
              num_key_value_heads=8, tie_word_embeddings=True)
 WARM = 3
+WAYS = ("per tensor", "exports kept", "packed")
+BUFFER = 2 << 30
 
 
 def config(sizes):
@@ -98,52 +104,131 @@ def copy_rate(tensors, repeats):
     return percentiles(times[WARM:])
 
 
+ENGINE = ("read", "open", "events", "copies", "end")
+
+
+class Sender:
+    """One way to send: prepare() is outside the session, send() within it."""
+
+    def __init__(self, server, tensors, way):
+        self.server, self.tensors, self.way = server, tensors, way
+        self.uuid = str(torch.cuda.get_device_properties(0).uuid)
+        self.ready = None
+        if way == "packed":
+            self.buffer = torch.empty(BUFFER, dtype=torch.uint8, device="cuda")
+            self.handle = self.pickled({self.uuid: reduce_tensor(self.buffer)[1]})
+            self.chunks = list(self.cut())
+
+    @staticmethod
+    def pickled(handles):
+        return base64.b64encode(pickle.dumps(handles)).decode()
+
+    def cut(self):
+        """Lists of tensors of at most BUFFER bytes together."""
+        chunk, room = [], BUFFER
+        for name, t in self.tensors:
+            size = t.numel() * 2
+            if size > BUFFER:
+                raise ValueError(f"{name} has {size} bytes, the packed buffer {BUFFER}")
+            if size > room:
+                yield chunk
+                chunk, room = [], BUFFER
+            chunk.append((name, t))
+            room -= size
+        yield chunk
+
+    def info(self, tensors, **more):
+        return {"names": [n for n, _ in tensors], "dtype_names": ["bfloat16"] * len(tensors),
+                "shapes": [list(t.shape) for _, t in tensors], **more}
+
+    def prepare(self):
+        if self.way != "packed" and (self.ready is None or self.way == "per tensor"):
+            handles = [{self.uuid: reduce_tensor(t)[1]} for _, t in self.tensors]
+            self.ready = self.info(self.tensors, ipc_handles_pickled=self.pickled(handles))
+        torch.cuda.synchronize()
+
+    def send(self):
+        """Seconds of the update_weights calls."""
+        if self.way != "packed":
+            start = time.perf_counter()
+            self.server.call("/update_weights", {"update_info": self.ready})
+            return time.perf_counter() - start
+        seconds = 0.0
+        for chunk in self.chunks:
+            at, sizes = 0, [t.numel() * 2 for _, t in chunk]
+            for (_, t), size in zip(chunk, sizes):
+                self.buffer[at:at + size].view(torch.bfloat16).copy_(t.view(-1))
+                at += size
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            self.server.call("/update_weights", {"update_info": self.info(
+                chunk, ipc_handles_pickled=self.handle, tensor_sizes=sizes, packed=True)})
+            seconds += time.perf_counter() - start
+        return seconds
+
+
+def engine_times(server):
+    rank = server.call("/weight_info")["ranks"][0]
+    return [rank.get(f"ipc_{key}_us", 0) / 1e6 for key in ENGINE]
+
+
+def measure(sender, server, updates):
+    rows = []
+    for i in range(updates + WARM):
+        t = [time.perf_counter()]
+        sender.prepare()
+        t.append(time.perf_counter())
+        server.call("/pause?mode=keep")
+        t.append(time.perf_counter())
+        server.call("/start_weight_update")
+        transfer = sender.send()
+        server.call("/finish_weight_update", {"weight_version": str(i)})
+        t.append(time.perf_counter())
+        server.call("/resume")
+        t.append(time.perf_counter())
+        rows.append((t[1] - t[0], transfer, t[3] - t[2], t[4] - t[1], *engine_times(server)))
+    return list(zip(*rows))
+
+
+def report(way, columns, total, floor):
+    """Returns update_weights' share of the device copy's rate."""
+    for name, times in zip(("preparation", "update_weights", "start to finish", "pause to resume"),
+                           columns):
+        p50, p95 = percentiles(times[WARM:])
+        print(f"#   {way + ', ' + name:29} {p50 * 1e3:8.2f} ms p50 {p95 * 1e3:8.2f} ms p95 "
+              f"{total / p50 / 1e9:8.1f} GB/s  {floor / p50:.2f} of the device copy; first "
+              f"{times[0] * 1e3:.1f} ms")
+    engine = [f"{key} {percentiles(times[WARM:])[0] * 1e3:.2f}"
+              for key, times in zip(ENGINE, columns[4:])]
+    rest = percentiles([row[1] - sum(row[4:]) for row in list(zip(*columns))[WARM:]])[0]
+    rest = f", all else of the call {rest * 1e3:.2f}" if way != "packed" else " (of its last call)"
+    print(f"#   {way}, engine, ms p50: {', '.join(engine)}{rest}")
+    return floor / percentiles(columns[1][WARM:])[0]
+
+
 def run(sizes, flags, updates):
-    c = config(sizes)
-    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    """Ratios by way."""
+    ratios = {}
     with tempfile.TemporaryDirectory() as directory:
-        json.dump(c, open(directory + "/config.json", "w"))
+        json.dump(config(sizes), open(directory + "/config.json", "w"))
         started = time.perf_counter()
         server = Server(directory, flags)
         print(f"# the engine was ready after {time.perf_counter() - started:.1f} s")
         try:
-            tensors = [(n, torch.randn(s, dtype=torch.bfloat16, device="cuda")) for n, s in shapes(c)]
+            tensors = [(n, torch.randn(s, dtype=torch.bfloat16, device="cuda"))
+                       for n, s in shapes(config(sizes))]
             total = sum(t.numel() * 2 for _, t in tensors)
             floor = copy_rate(tensors, updates + WARM)
+            print(f"# {total / 1e9:.1f} GB in {len(tensors)} tensors, {updates} updates {' '.join(flags)}")
+            print(f"#   {'device copy':29} {floor[0] * 1e3:8.2f} ms p50 {floor[1] * 1e3:8.2f} ms p95 "
+                  f"{total / floor[0] / 1e9:8.1f} GB/s")
             server.call("/init_weight_transfer_engine", {"init_info": {}})
-            transfer, session, window = [], [], []
-            for i in range(updates + WARM):
-                handles = [{uuid: reduce_tensor(t)[1]} for _, t in tensors]
-                info = {"names": [n for n, _ in tensors], "dtype_names": ["bfloat16"] * len(tensors),
-                        "shapes": [list(t.shape) for _, t in tensors],
-                        "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode()}
-                torch.cuda.synchronize()
-                t0 = time.perf_counter()
-                server.call("/pause?mode=keep")
-                t1 = time.perf_counter()
-                server.call("/start_weight_update")
-                t2 = time.perf_counter()
-                server.call("/update_weights", {"update_info": info})
-                t3 = time.perf_counter()
-                server.call("/finish_weight_update", {"weight_version": str(i)})
-                t4 = time.perf_counter()
-                server.call("/resume")
-                t5 = time.perf_counter()
-                transfer.append(t3 - t2)
-                session.append(t4 - t1)
-                window.append(t5 - t0)
+            for way in WAYS:
+                ratios[way] = report(way, measure(Sender(server, tensors, way), server, updates),
+                                     total, floor[0])
         finally:
             server.stop()
-    print(f"# {total / 1e9:.1f} GB in {len(tensors)} tensors, {updates} updates {' '.join(flags)}")
-    print(f"#   {'device copy':20} {floor[0] * 1e3:8.2f} ms p50 {floor[1] * 1e3:8.2f} ms p95 "
-          f"{total / floor[0] / 1e9:8.1f} GB/s")
-    for name, times in (("update_weights", transfer), ("start to finish", session),
-                        ("pause to resume", window)):
-        p50, p95 = percentiles(times[WARM:])
-        print(f"#   {name:20} {p50 * 1e3:8.2f} ms p50 {p95 * 1e3:8.2f} ms p95 "
-              f"{total / p50 / 1e9:8.1f} GB/s  {floor[0] / p50:.2f} of the device copy; first "
-              f"{times[0] * 1e3:.1f} ms")
-    return floor[0] / percentiles(transfer[WARM:])[0]
+    return ratios
 
 
 if __name__ == "__main__":
@@ -159,9 +244,10 @@ if __name__ == "__main__":
                 ratios[small, bool(flags)] = run(SMALL if small else LARGE, flags, args.updates)
             except Exception as error:
                 print(f"# {'small' if small else 'large'} {flags}: {error}")
-                ratios[small, bool(flags)] = 0
+                ratios[small, bool(flags)] = {way: 0.0 for way in WAYS}
     if args.tap:
-        for (small, off), ratio in ratios.items():
-            what = f"{'0.6B' if small else '8B'}, digests {'off' if off else 'on'}"
-            print(f"{'ok' if ratio > 0 else 'not ok'} - ipc_update: {what}: {ratio:.2f}")
+        for (small, off), by_way in ratios.items():
+            for way, ratio in by_way.items():
+                what = f"{'0.6B' if small else '8B'}, digests {'off' if off else 'on'}, {way}"
+                print(f"{'ok' if ratio > 0 else 'not ok'} - ipc_update: {what}: {ratio:.2f}")
     sys.exit(0)
