@@ -179,6 +179,7 @@ class Trainer:
         self.packed = bool(options.get("packed", False))
         self.buffer_size = int(options.get("packed_buffer_size_bytes") or DEFAULT_BUFFER)
         self._buffer = self._exported = None
+        self._exports = {}  # by name: (what of the tensor it holds for, its arguments)
         given = _Options(endpoint.encode(), admin_key.encode() if admin_key else None, timeout_s,
                          no_progress_s)
         text = ctypes.create_string_buffer(1024)
@@ -319,27 +320,44 @@ class Trainer:
             "shapes": [list(tensor.shape) for _, tensor in chunk],
             **handles}})
 
-    def _export(self, tensor_or_list):
-        from torch.multiprocessing.reductions import reduce_tensor
+    def _export_once(self, name, tensor):
+        """Torch's arguments for a tensor, made again only if its memory is not what it was. Torch
+        records an event when it exports, so a kept export says nothing of later writes: the caller
+        synchronises. Only a weak reference is kept: freed memory is freed."""
+        from torch.multiprocessing.reductions import StorageWeakRef, reduce_tensor
 
-        one = lambda tensor: {self.uuid: reduce_tensor(tensor)[1]}
-        many = isinstance(tensor_or_list, list)
-        handles = [one(t) for t in tensor_or_list] if many else one(tensor_or_list)
-        return base64.b64encode(pickle.dumps(handles)).decode()
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, storage.data_ptr(), storage.nbytes(), tensor.storage_offset(),
+               tensor.dtype, tuple(tensor.shape))
+        known = self._exports.get(name)
+        if known is None or known[0] != key or known[1].expired():
+            known = self._exports[name] = (key, StorageWeakRef(storage), reduce_tensor(tensor)[1])
+        return {self.uuid: known[2]}
 
     def _send_ipc(self, chunk):
+        import torch
+
         kept = [(name, tensor.detach().contiguous()) for name, tensor in chunk]
-        self._update_info(kept, {"ipc_handles_pickled": self._export([t for _, t in kept]),
-                                 "packed": False})
+        handles = [self._export_once(name, tensor) for name, tensor in kept]
+        torch.cuda.current_stream(self.device).synchronize()
+        try:
+            self._update_info(kept, {
+                "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+                "packed": False})
+        except LockstepError:
+            self._exports.clear()
+            raise
 
     def _send_ipc_packed(self, iterator):
         """One buffer, exported once, filled and announced chunk by chunk."""
         import torch
+        from torch.multiprocessing.reductions import reduce_tensor
 
         n = 0
         if self._buffer is None:
             self._buffer = torch.empty(self.buffer_size, dtype=torch.uint8, device=self.device)
-            self._exported = self._export(self._buffer)
+            handle = {self.uuid: reduce_tensor(self._buffer)[1]}
+            self._exported = base64.b64encode(pickle.dumps(handle)).decode()
         for chunk in _chunks(iterator, self.buffer_size):
             sizes = [_nbytes(tensor) for _, tensor in chunk]
             if sum(sizes) > self.buffer_size:
