@@ -204,6 +204,7 @@ static void update_body(engine_core_t *self, update_verb_t verb)
         lk_buf_printf(&self->text, ", \"tensors\": %llu, \"bytes\": %llu, \"seconds\": %.6f",
                       (unsigned long long)self->update_last.tensors_done,
                       (unsigned long long)self->update_last.bytes_done, self->update_seconds);
+        engine_body(self);
         break;
     case UPDATE_VERB_FINISH:
         lk_buf_printf(&self->text, ", \"epoch\": %llu", (unsigned long long)weights->epoch);
