@@ -5,7 +5,7 @@ finish, and of pause to resume; p50 and p95. Three ways: each tensor exported an
 do), exports kept between updates, and packed into buffers of 2 GiB. "preparation" is what torch does
 before the calls (exporting, pickling; packed: filling the buffer, within the session), and is not in
 the other figures unless packed, where it is in the last two. "engine" is where the engine says that its
-time of the last call went. --small: the tensors of a 0.6B model."""
+time went. --small: the tensors of a 0.6B model."""
 
 import argparse
 import base64
@@ -114,6 +114,7 @@ class Sender:
         self.server, self.tensors, self.way = server, tensors, way
         self.uuid = str(torch.cuda.get_device_properties(0).uuid)
         self.ready = None
+        self.engine = [0.0] * len(ENGINE)
         if way == "packed":
             self.buffer = torch.empty(BUFFER, dtype=torch.uint8, device="cuda")
             self.handle = self.pickled({self.uuid: reduce_tensor(self.buffer)[1]})
@@ -147,12 +148,20 @@ class Sender:
             self.ready = self.info(self.tensors, ipc_handles_pickled=self.pickled(handles))
         torch.cuda.synchronize()
 
+    def update_weights(self, info):
+        """Seconds of the call; adds what the engine says to self.engine."""
+        start = time.perf_counter()
+        reply = self.server.call("/update_weights", {"update_info": info})
+        seconds = time.perf_counter() - start
+        rank = reply["ranks"][0]
+        self.engine = [t + rank[f"ipc_{key}_us"] / 1e6 for t, key in zip(self.engine, ENGINE)]
+        return seconds
+
     def send(self):
         """Seconds of the update_weights calls."""
+        self.engine = [0.0] * len(ENGINE)
         if self.way != "packed":
-            start = time.perf_counter()
-            self.server.call("/update_weights", {"update_info": self.ready})
-            return time.perf_counter() - start
+            return self.update_weights(self.ready)
         seconds = 0.0
         for chunk in self.chunks:
             at, sizes = 0, [t.numel() * 2 for _, t in chunk]
@@ -160,16 +169,9 @@ class Sender:
                 self.buffer[at:at + size].view(torch.bfloat16).copy_(t.view(-1))
                 at += size
             torch.cuda.synchronize()
-            start = time.perf_counter()
-            self.server.call("/update_weights", {"update_info": self.info(
-                chunk, ipc_handles_pickled=self.handle, tensor_sizes=sizes, packed=True)})
-            seconds += time.perf_counter() - start
+            seconds += self.update_weights(self.info(
+                chunk, ipc_handles_pickled=self.handle, tensor_sizes=sizes, packed=True))
         return seconds
-
-
-def engine_times(server):
-    rank = server.call("/weight_info")["ranks"][0]
-    return [rank.get(f"ipc_{key}_us", 0) / 1e6 for key in ENGINE]
 
 
 def measure(sender, server, updates):
@@ -186,7 +188,7 @@ def measure(sender, server, updates):
         t.append(time.perf_counter())
         server.call("/resume")
         t.append(time.perf_counter())
-        rows.append((t[1] - t[0], transfer, t[3] - t[2], t[4] - t[1], *engine_times(server)))
+        rows.append((t[1] - t[0], transfer, t[3] - t[2], t[4] - t[1], *sender.engine))
     return list(zip(*rows))
 
 
@@ -201,8 +203,7 @@ def report(way, columns, total, floor):
     engine = [f"{key} {percentiles(times[WARM:])[0] * 1e3:.2f}"
               for key, times in zip(ENGINE, columns[4:])]
     rest = percentiles([row[1] - sum(row[4:]) for row in list(zip(*columns))[WARM:]])[0]
-    rest = f", all else of the call {rest * 1e3:.2f}" if way != "packed" else " (of its last call)"
-    print(f"#   {way}, engine, ms p50: {', '.join(engine)}{rest}")
+    print(f"#   {way}, engine, ms p50: {', '.join(engine)}, all else of the calls {rest * 1e3:.2f}")
     return floor / percentiles(columns[1][WARM:])[0]
 
 
