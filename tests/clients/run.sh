@@ -51,8 +51,9 @@ run() {
     if why=$(make_venv); then
         PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" "$here/tap.py" check_openai "$url"
         PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" "$here/tap.py" check_streams "$url"
+        PYTHONDONTWRITEBYTECODE=1 "$work/venv/bin/python" "$here/tap.py" check_trainer "$url"
     else
-        echo "ok - openai, asyncio # SKIP $why"
+        echo "ok - openai, asyncio, numpy # SKIP $why"
     fi
     sh "$here/check_curl.sh" "$url"
     if kill "$launcher" && wait "$launcher"; then
