@@ -466,7 +466,9 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     }
     follow_epoch(self, stats->group_epoch);
     bool served = info->serving;
-    info->serving = stats->serving;
+    /* a coordinator that was started again has not heard of everybody yet: no word of a break */
+    bool unsure = served && !stats->serving && stats->why.len == 0 && stats->dead.count == 0;
+    info->serving = stats->serving || unsure;
     info->lockstep = stats->serving ? stats->lockstep : info->lockstep;
     info->run = stats->run;
     info->paused = stats->paused;
@@ -489,7 +491,7 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
             set_dead(self, rank, text);
         }
     }
-    if (served && !stats->serving) {
+    if (served && !info->serving) {
         char text[512];
         snprintf(text, sizeof text, "%s; the group is formed anew, try again",
                  stats->why.len > 0 ? msg_cstr(stats->why) : "an engine is lost");

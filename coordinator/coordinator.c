@@ -112,6 +112,12 @@ static void send_dissolve(void *ctx, uint64_t epoch, int64_t lost, const char *w
     self->urgent = true;
 }
 
+static bool computes(void *ctx, const member_t *m, uint64_t now_ns)
+{
+    const coordinator_host_t *host = &((coordinator_t *)ctx)->config.host;
+    return host->computes(host->ctx, m, now_ns);
+}
+
 coordinator_t *coordinator_new(const coordinator_config_t *config)
 {
     coordinator_t *self = calloc(1, sizeof *self);
@@ -123,7 +129,8 @@ coordinator_t *coordinator_new(const coordinator_config_t *config)
     self->stepped_ns = self->started_ns;
     self->registry = engine_registry_new(config->dp_size, config->n_frontends, config->config_hash);
     if (self->registry != NULL) {
-        membership_ops_t ops = {self, send_init, send_dissolve};
+        membership_ops_t ops = {self, send_init, send_dissolve,
+                                config->host.computes != NULL ? computes : NULL};
         self->membership = membership_new(self->registry, &ops);
     }
     if (self->membership == NULL) {

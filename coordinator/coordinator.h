@@ -19,6 +19,8 @@ typedef struct {
     void (*reply)(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg);
     void (*stats)(void *ctx, const msg_t *msg); /* PUB to front ends */
     void (*wave)(void *ctx, const msg_t *msg);  /* PUB to engines */
+    /* (optional) see membership.h */
+    bool (*computes)(void *ctx, const member_t *m, uint64_t now_ns);
 } coordinator_host_t;
 
 typedef struct {

@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "base/config.h"
+#include "base/cpu_watch.h"
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/port.h"
@@ -25,6 +26,7 @@ typedef struct {
         port_peer_t peer;
     } members[MAX_MEMBERS];
     size_t n_members;
+    cpu_watch_t engines[256], frontends[256];
 } app_t;
 
 static void send_message(app_t *app, lk_port_t *port, const port_peer_t *peer, const msg_t *msg)
@@ -53,6 +55,14 @@ static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, 
             return;
         }
     }
+}
+
+static bool computes(void *ctx, const member_t *m, uint64_t now_ns)
+{
+    app_t *app = ctx;
+    cpu_watch_t *watches = m->role == MSG_ROLE_ENGINE ? app->engines : app->frontends;
+    return m->rank < LK_ARRAY_LEN(app->engines) &&
+           cpu_watch_look(&watches[m->rank], (pid_t)m->pid, now_ns);
 }
 
 static void publish_stats(void *ctx, const msg_t *msg)
@@ -120,14 +130,18 @@ static bool drain(app_t *app, lk_port_t *port, coordinator_t *coordinator)
 }
 
 /* A later life binds where the first one did, so that everybody's sockets find it: base is the
- * handshake address that the launcher knows, the others' are that and their name. */
+ * handshake address that the launcher knows; the others' have their name in its place. */
 static void make_address(char *base, const char *what, char *out, size_t room)
 {
     if (base[0] == '\0') {
         port_ipc_address(what, base, BASE_ROOM);
     }
-    bool handshake = strcmp(what, "handshake") == 0;
-    snprintf(out, room, "%s%s%s", base, handshake ? "" : "-", handshake ? "" : what);
+    char *suffix = strstr(base, "-handshake");
+    if (strcmp(what, "handshake") == 0 || suffix == NULL) {
+        snprintf(out, room, "%s", base);
+    } else {
+        snprintf(out, room, "%.*s-%s", (int)(suffix - base), base, what);
+    }
 }
 
 static lk_status_t open_ports(app_t *app, const char *given, lk_error_t *err)
@@ -173,7 +187,7 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
                                .dead_after_ns = (uint64_t)(config->dead_after_s * 1e9),
                                .heartbeat_ns = (uint64_t)(config->heartbeat_s * 1e9),
                                .env = lk_env_real(),
-                               .host = {app, reply, publish_stats, publish_wave}};
+                               .host = {app, reply, publish_stats, publish_wave, computes}};
     coordinator_t *coordinator = coordinator_new(&cc);
     CHECK(coordinator != NULL);
     spawn_child_report(status_fd, true, port_address(app->handshake));

@@ -1,5 +1,6 @@
 #include "coordinator/membership.h"
 #include "base/check.h"
+#include "base/cpu_watch.h"
 #include "base/env.h"
 #include "base/log.h"
 
@@ -317,7 +318,11 @@ void membership_note_weights(membership_t *self, uint64_t weight_epoch)
 
 static bool expire(membership_t *self, member_t *m, uint64_t now_ns, uint64_t limit_ns)
 {
-    bool silent = now_ns - m->last_heard_ns > limit_ns && now_ns > m->quiet_until_ns;
+    uint64_t silence_ns = now_ns - m->last_heard_ns;
+    bool nearly = silence_ns > limit_ns / 2 && self->ops.computes != NULL;
+    bool patient = nearly && self->ops.computes(self->ops.ctx, m, now_ns) &&
+                   silence_ns < CPU_WATCH_PATIENCE * limit_ns;
+    bool silent = silence_ns > limit_ns && now_ns > m->quiet_until_ns && !patient;
     if (m->dead || m->state == MEMBER_NEW || !silent) {
         return false;
     }

@@ -29,6 +29,9 @@ typedef struct {
     void (*init)(void *ctx, const member_t *to);
     /* To every engine, dead or not, that may still be in `epoch` or an older one. */
     void (*dissolve)(void *ctx, uint64_t epoch, int64_t lost, const char *why);
+    /* (optional) A silent member is known to compute: it is at work, not stopped. Asked from half
+     * the limit on. */
+    bool (*computes)(void *ctx, const member_t *m, uint64_t now_ns);
 } membership_ops_t;
 
 /* The registry is borrowed. */

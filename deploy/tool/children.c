@@ -88,6 +88,7 @@ static lk_status_t launch(children_t *self, child_t *child, lk_error_t *err)
     child->started_ns = child->heard_ns = now_ns(self);
     child->quiet_until_ns = 0;
     child->killed = child->greeted = false;
+    child->cpu = (cpu_watch_t){0};
     return LK_OK;
 }
 
@@ -194,8 +195,14 @@ static uint64_t silence_ns(const children_t *self, const child_t *child)
 
 static void kill_if_silent(children_t *self, child_t *child)
 {
-    if (self->supervised && child->greeted && !child->killed && !child->spawn.reaped &&
-        now_ns(self) > silence_ns(self, child)) {
+    if (!self->supervised || !child->greeted || child->killed || child->spawn.reaped) {
+        return;
+    }
+    uint64_t now = now_ns(self), limit = seconds_ns(self->config->dead_after_s);
+    bool nearly = now > silence_ns(self, child) - limit / 2;
+    bool computes = nearly && cpu_watch_look(&child->cpu, child->spawn.pid, now);
+    bool patient = computes && now - child->heard_ns < CPU_WATCH_PATIENCE * limit;
+    if (now > silence_ns(self, child) && !patient) {
         LK_ERROR("%s is silent for %.1f s; it is killed", child->spawn.name,
                  (double)(now_ns(self) - child->heard_ns) / 1e9);
         child->killed = true;
@@ -230,7 +237,8 @@ void children_wait(children_t *self)
 {
     struct pollfd fds[2 * CHILDREN_MAX];
     size_t n = 0;
-    uint64_t until = now_ns(self) + LK_SECOND_NS;
+    uint64_t now = now_ns(self), until = now + LK_SECOND_NS;
+    uint64_t half = seconds_ns(self->config->dead_after_s) / 2;
     for (size_t i = 0; i < self->n; i++) {
         const child_t *child = &self->items[i];
         if (child->spawn.status_fd >= 0) {
@@ -240,7 +248,9 @@ void children_wait(children_t *self)
             fds[n++] = (struct pollfd){.fd = child->spawn.pid_fd, .events = POLLIN};
         }
         if (self->supervised && child->greeted && !child->killed) {
-            until = LK_MIN(until, silence_ns(self, child) + LK_MS_NS);
+            uint64_t end = silence_ns(self, child);
+            uint64_t look = now > end - half ? now + CPU_WATCH_NS / 2 : end - half;
+            until = LK_MIN(until, look);
         }
     }
     loop_wait(self->loop, fds, n, until);

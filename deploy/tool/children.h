@@ -1,13 +1,15 @@
 /*
  * children.h: the processes of one node and their supervision (docs/MEMBERSHIP.md): a process that
- * ends, or is silent for --heartbeat-timeout (a stopped one, say: it is killed), is started again
- * as a higher generation, --engine-restarts times each. Then, or when one can not start, everything
- * ends, by name. Before the cluster was ready for the first time nothing is started again.
+ * ends, or is silent for --heartbeat-timeout (a stopped one, say: it is killed; one that computes
+ * gets CPU_WATCH_PATIENCE times as long), is started again as a higher generation,
+ * --engine-restarts times each. Then, or when one can not start, everything ends, by name. Before
+ * the cluster was ready for the first time nothing is started again.
  */
 #ifndef LK_DEPLOY_TOOL_CHILDREN_H
 #define LK_DEPLOY_TOOL_CHILDREN_H
 
 #include "base/config.h"
+#include "base/cpu_watch.h"
 #include "base/loop.h"
 #include "base/spawn.h"
 
@@ -22,6 +24,7 @@ typedef struct {
     child_kind_t kind;
     uint64_t index, generation, restarts;
     uint64_t started_ns, heard_ns, quiet_until_ns;
+    cpu_watch_t cpu;
     bool killed;                                /* by us: it was silent */
     bool greeted;                               /* its ready line was taken */
     char own[CHILDREN_MAX_OWN][SPAWN_LINE_MAX]; /* flag, value, ...; "" ends them */

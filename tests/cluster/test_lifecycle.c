@@ -128,11 +128,20 @@ END_TEST
 /* At random moments of the start: the launcher, then each kind of child. */
 START_TEST(killed_in_mid_start_leaves_nothing)
 {
+    /* one that is ready by then would go on */
+    static const char *const args[] = {"--device",
+                                       "null",
+                                       "--data-parallel-size",
+                                       "2",
+                                       "--enable-expert-parallel",
+                                       "--engine-restarts",
+                                       "0",
+                                       NULL};
     lk_prng_t prng;
     lk_prng_seed(&prng, test_seed("mid-start"));
     for (int round = 0; round < 8; round++) {
         cluster_t c;
-        cluster_spawn(&c, model("qwen3_moe"), args_null2);
+        cluster_spawn(&c, model("qwen3_moe"), args);
         uint64_t end_ns = lk_env_now_ns(lk_env_real()) + lk_prng_below(&prng, 400) * LK_MS_NS;
         const char *victim = round % 4 == 3 ? NULL : children[round % 4];
         pid_t pid = victim == NULL ? c.launcher : 0;

@@ -222,6 +222,10 @@ START_TEST(test_dead_engine_dense)
     ck_assert_uint_eq(cmd->cmd.number, 1); /* a new generation counts from 1 */
     ck_assert_uint_gt(cmd->cmd.generation, 77);
     ck_assert_uint_eq(cmd->cmd.group_epoch, 2);
+    /* nor does a coordinator that does not serve yet, and names no reason */
+    fg_stats(&g, false, false, 2, NULL);
+    ck_assert_ptr_null(engine_client_closed_reason(g.client));
+    ck_assert_int_eq(again.calls, 0);
     /* what the old epoch still says means nothing */
     fg_stats(&g, false, false, 1, "engine 1: silent for 5.0 s");
     fg_left(&g, 1, 1, 0, "late");

@@ -24,6 +24,7 @@ typedef struct {
     uint64_t dissolved, refused_generation;
     char why[LK_ERROR_TEXT_MAX];
     int rollcalls;
+    bool computes; /* what the host says of every silent member */
 } world_t;
 
 static uint64_t now(void *ctx)
@@ -85,6 +86,11 @@ static void on_wave(void *ctx, const msg_t *msg)
     w->start_round = msg->start_dp_wave.round;
 }
 
+static bool computes(void *ctx, const member_t *m, uint64_t now_ns)
+{
+    return ((world_t *)ctx)->computes;
+}
+
 static void world_init_as(world_t *w, uint64_t life)
 {
     *w = (world_t){.now_ns = 1000 * LK_SECOND_NS};
@@ -100,7 +106,7 @@ static void world_init_as(world_t *w, uint64_t life)
                                    .dead_after_ns = 5 * LK_SECOND_NS,
                                    .heartbeat_ns = LK_SECOND_NS,
                                    .env = &w->env,
-                                   .host = {w, on_reply, on_stats, on_wave}};
+                                   .host = {w, on_reply, on_stats, on_wave, computes}};
     w->coordinator = coordinator_new(&config);
     ck_assert_ptr_nonnull(w->coordinator);
 }
@@ -373,6 +379,34 @@ START_TEST(silence_is_death_by_name)
     coordinator_on_message(w.coordinator, &woken);
     ck_assert_ptr_nonnull(strstr(w.refusal, "was expelled: silent for 6.0 s"));
     ck_assert_uint_eq(w.refused_generation, 1);
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
+/* It is at work in one long piece: it gets more time, but not for ever. */
+START_TEST(who_computes_is_not_dead_yet)
+{
+    world_t w;
+    start_cluster(&w);
+    w.computes = true;
+    for (int i = 1; i < 65; i++) {
+        w.now_ns += LK_SECOND_NS;
+        heartbeat(&w, MSG_ROLE_ENGINE, 0);
+        heartbeat(&w, MSG_ROLE_FRONTEND, 0);
+        step(&w, NULL);
+        ck_assert_uint_eq(w.n_dead, i >= 60);
+    }
+    coordinator_destroy(&w.coordinator);
+    start_cluster(&w);
+    w.computes = true;
+    for (int i = 1; i < 10; i++) {
+        w.now_ns += LK_SECOND_NS;
+        w.computes = i < 7; /* it is stopped */
+        heartbeat(&w, MSG_ROLE_ENGINE, 0);
+        heartbeat(&w, MSG_ROLE_FRONTEND, 0);
+        step(&w, NULL);
+        ck_assert_uint_eq(w.n_dead, i >= 7);
+    }
     coordinator_destroy(&w.coordinator);
 }
 END_TEST
@@ -661,6 +695,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, failed_or_different_loads_stop_the_start);
     tcase_add_test(tc, announce_and_first_req_become_invitations);
     tcase_add_test(tc, silence_is_death_by_name);
+    tcase_add_test(tc, who_computes_is_not_dead_yet);
     tcase_add_test(tc, announced_silence_is_none);
     tcase_add_test(tc, own_sleep_expels_nobody);
     tcase_add_test(tc, silent_front_end_comes_back);
