@@ -84,9 +84,11 @@ static const struct {
     bool is_zmq;
     port_kind_t kind; /* to talk to it */
 } known[] = {
-    {"-handshake", true, PORT_DEALER}, {"-events", true, PORT_PUSH},  {"-stats", true, PORT_SUB},
-    {"-wave", true, PORT_SUB},         {"-input", true, PORT_DEALER}, {"-output", true, PORT_PUSH},
-    {"-trainer", true, PORT_DEALER},   {"-mesh-", false, PORT_SUB},
+    {"-events", true, PORT_PUSH},      {"-stats", true, PORT_SUB},
+    {"-wave", true, PORT_SUB},         {"-input", true, PORT_DEALER},
+    {"-output", true, PORT_PUSH},      {"-trainer", true, PORT_DEALER},
+    {"-handshake", true, PORT_DEALER}, /* last: it begins the coordinator's other names */
+    {"-mesh-", false, PORT_SUB},
 };
 
 static size_t kind_of(const address_t *a)
