@@ -202,6 +202,13 @@ static bool first_of_its_key(api_t *self, api_call_t *call)
     return false;
 }
 
+void api_long_work(api_t *self, size_t bytes, bool begins)
+{
+    if (bytes >= API_LONG_WORK_BYTES && self->on_long_work != NULL) {
+        self->on_long_work(self->on_long_work_ctx, begins);
+    }
+}
+
 void api_dispatch(api_t *self, api_call_t *call)
 {
     if (!key_ok(self, call)) {
@@ -209,10 +216,13 @@ void api_dispatch(api_t *self, api_call_t *call)
                        call->route->key == API_KEY_API ? "API" : "admin");
         return;
     }
+    size_t bytes = call->raw_body != NULL ? call->raw_len : 0;
+    api_long_work(self, bytes, true);
     if (parse_body(call) && first_of_its_key(self, call)) {
         call->raw_body = NULL;
         call->route->handler(self, call);
     }
+    api_long_work(self, bytes, false);
 }
 
 void api_limits(const api_t *self, completion_limits_t *out)

@@ -29,6 +29,8 @@ typedef struct api_route {
 #define API_PING_NS         (15 * LK_SECOND_NS) /* silence on a stream before a ": ping" */
 #define API_MAX_JSON_MEMORY (256u << 20)        /* bytes of a parsed body */
 #define API_CACHE_ENTRIES   1024
+#define API_LONG_WORK_BYTES (256u << 10) /* less than that takes no time worth mentioning */
+#define API_LONG_WORK_MS    60000u
 #define API_MAX_LOGPROBS    (128u << 20) /* held for all replies; no new ones are taken in beyond */
 
 struct api {
@@ -39,6 +41,9 @@ struct api {
     char model[256];
     char trainer_address[256];
     bool draining; /* no new completions */
+    /* (optional) What begins (or is over) may hold the loop for seconds. */
+    void (*on_long_work)(void *ctx, bool begins);
+    void *on_long_work_ctx;
     reply_cache_t *cache;
     struct completion *completions; /* live ones */
     size_t n_completions;
@@ -52,6 +57,8 @@ LK_MUST_USE lk_status_t api_init(api_t *self, const lk_config_t *config, const l
                                  lk_error_t *err);
 /* Discards live completions. */
 void api_fini(api_t *self);
+/* Around what may take long on the loop, if `bytes` of it are in hand: large bodies and replies. */
+void api_long_work(api_t *self, size_t bytes, bool begins);
 /* Pings silent streams; at least once a second. */
 void api_tick(api_t *self);
 

@@ -134,6 +134,9 @@ static void finish_whole(completion_t *self)
 {
     lk_buf_t out;
     lk_buf_init(&out, 0);
+    api_t *api = self->api;
+    size_t long_work = 8 * api->held_logprobs;
+    api_long_work(api, long_work, true);
     put_head(self, &out);
     for (size_t i = 0; i < self->n_slots; i++) {
         lk_buf_str(&out, i > 0 ? "," : "");
@@ -152,6 +155,7 @@ static void finish_whole(completion_t *self)
         api_call_reply(call, 200, lk_buf_cstr(&out), out.len);
     }
     lk_buf_fini(&out);
+    api_long_work(api, long_work, false);
 }
 
 /* One answer, or an error event where the status line is already out. */

@@ -150,6 +150,23 @@ static void after_http_event(void *ctx)
     frontend_wake(ctx);
 }
 
+/* silence_ms: not 0 if something that may take so long begins. */
+static void beat(frontend_t *self, uint64_t silence_ms)
+{
+    self->heartbeat_ns = lk_env_now_ns(self->deps.env);
+    msg_t msg = {.type = MSG_HEARTBEAT};
+    msg.heartbeat = (msg_heartbeat_t){MSG_ROLE_FRONTEND, self->config->frontend_index, silence_ms};
+    (void)!send_coordinator(self, &msg, NULL); /* the next one is as good */
+    if (self->deps.on_beat != NULL && self->http != NULL) {
+        self->deps.on_beat(self->deps.ctx, silence_ms > 0);
+    }
+}
+
+static void on_long_work(void *ctx, bool begins)
+{
+    beat(ctx, begins ? API_LONG_WORK_MS : 0);
+}
+
 static lk_status_t make_client(frontend_t *self, const msg_init_t *init, lk_error_t *err)
 {
     const lk_config_t *c = self->config;
@@ -178,6 +195,8 @@ static lk_status_t make_client(frontend_t *self, const msg_init_t *init, lk_erro
     LK_RETURN_IF_ERROR(
         api_init(&self->api, c, self->deps.env, self->client, self->deps.tokenizer, err));
     self->has_api = true;
+    self->api.on_long_work = on_long_work;
+    self->api.on_long_work_ctx = self;
     const char *trainer = c->trainer_endpoint[0] != '\0' ? c->trainer_endpoint : NULL;
     LK_RETURN_IF_ERROR(open_port(self, PORT_TRAINER, PORT_ROUTER, true, trainer, "trainer", err));
     snprintf(self->api.trainer_address, sizeof self->api.trainer_address, "%s",
@@ -359,13 +378,7 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
         engine_client_poll(self->client);
         api_tick(&self->api);
         if (now - self->heartbeat_ns >= (uint64_t)(self->config->heartbeat_s * LK_SECOND_NS)) {
-            self->heartbeat_ns = now;
-            msg_t msg = {.type = MSG_HEARTBEAT};
-            msg.heartbeat = (msg_heartbeat_t){MSG_ROLE_FRONTEND, self->config->frontend_index};
-            (void)!send_coordinator(self, &msg, NULL); /* the next one is as good */
-            if (self->deps.on_beat != NULL && self->http != NULL) {
-                self->deps.on_beat(self->deps.ctx);
-            }
+            beat(self, 0);
         }
     }
     if (self->state == DRAINING && (self->api.n_completions == 0 || now >= self->deadline_ns)) {

@@ -21,8 +21,9 @@ typedef struct {
                              const char *what, lk_port_t **out, lk_error_t *err);
     /* Once: HTTP is open; text is "http://HOST:PORT trainer ADDRESS". */
     void (*on_ready)(void *ctx, const char *text);
-    /* (optional) With every heartbeat, once it is ready: the loop turns. */
-    void (*on_beat)(void *ctx);
+    /* (optional) With every heartbeat, once it is ready: the loop turns. patience: something long
+     * begins, so that it may not turn for a while. */
+    void (*on_beat)(void *ctx, bool patience);
     /* Once, when there is nothing more to do: err->status is LK_OK after a stop that was asked for.
      * The owner ends the loop and destroys the front end. */
     void (*on_end)(void *ctx, const lk_error_t *err);

@@ -33,9 +33,9 @@ static void on_ready(void *ctx, const char *text)
     spawn_child_report(&((app_t *)ctx)->status_fd, true, text);
 }
 
-static void on_beat(void *ctx)
+static void on_beat(void *ctx, bool patience)
 {
-    spawn_child_beat(((app_t *)ctx)->status_fd, false);
+    spawn_child_beat(((app_t *)ctx)->status_fd, patience);
 }
 
 static void on_end(void *ctx, const lk_error_t *err)

@@ -74,6 +74,13 @@ static void on_ready(void *ctx, const char *text)
     c->port = (uint16_t)port;
 }
 
+static void on_beat(void *ctx, bool patience)
+{
+    fcl_t *c = ctx;
+    c->patience_begins += patience;
+    c->patience = patience;
+}
+
 static void on_end(void *ctx, const lk_error_t *err)
 {
     fcl_t *c = ctx;
@@ -339,6 +346,7 @@ void fcl_init(fcl_t *c, bool zmq, const http_limits_t *limits, const tokenizer_t
         .ctx = c,
         .open_port = open_port,
         .on_ready = on_ready,
+        .on_beat = on_beat,
         .on_end = on_end,
     };
     status = frontend_new(&c->config, &deps, &c->frontend, &err);

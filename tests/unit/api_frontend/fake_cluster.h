@@ -30,6 +30,8 @@ typedef struct {
     port_peer_t frontend_peer;
     lk_error_t end;
     char ready_text[512];
+    unsigned patience_begins; /* beats that announced long work */
+    bool patience;            /* the last beat did */
     uint16_t port;
     char trainer[256];
 

@@ -671,6 +671,23 @@ START_TEST(test_oversized)
 }
 END_TEST
 
+/* Whoever watches this process is told before a body is parsed that may take seconds. */
+START_TEST(test_long_work_is_announced)
+{
+    size_t n = API_LONG_WORK_BYTES;
+    char *body = malloc(n + 1);
+    memset(body, 'a', n);
+    memcpy(body, "{\"prompt\":\"", 11);
+    strcpy(body + n - 2, "\"}");
+    ck_assert_int_eq(ask("POST", "/v1/completions", "{\"prompt\":[]}"), 400);
+    ck_assert_uint_eq(c.patience_begins, 0);
+    ck_assert_int_eq(ask("POST", "/v1/completions", body), 400);
+    ck_assert_uint_eq(c.patience_begins, 1);
+    ck_assert(!c.patience);
+    free(body);
+}
+END_TEST
+
 START_TEST(test_pipelining)
 {
     cli_t cli;
@@ -965,6 +982,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_dead_engine);
     tcase_add_test(tc, test_raw_requests);
     tcase_add_test(tc, test_oversized);
+    tcase_add_test(tc, test_long_work_is_announced);
     tcase_add_test(tc, test_pipelining);
     tcase_add_test(tc, test_stop_ends_streams_with_what_they_have);
     tcase_add_test(tc, test_refuses_open_hosts);
