@@ -4,6 +4,7 @@
 #include "tests/lib/test_main.h"
 #include "tests/unit/engine/core_cluster.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const cc_config_t moe = {
@@ -102,13 +103,12 @@ START_TEST(test_outside)
                             .mode = PAUSE_KEEP,
                             .group_epoch = cc->group_epoch};
     engine_core_on_message(cc->engines[0], 0, &pause);
-    cc->links[0][0].blocked = false;
+    cc_link_t *link = &cc->links[0][0];
     for (int k = 0; k < 200; k++) {
-        while (cc->links[0][0].n > 0) {
-            engine_core_on_message(cc->engines[0], 0,
-                                   &cc->links[0][0].items[cc->links[0][0].head % 512].msg);
-            cc->links[0][0].head++;
-            cc->links[0][0].n--;
+        for (; link->n > 0; link->head++, link->n--) {
+            cc_queued_t *q = &link->items[link->head % 512];
+            engine_core_on_message(cc->engines[0], 0, &q->msg);
+            free(q->prompt);
         }
         engine_core_step(cc->engines[0]);
     }
