@@ -11,15 +11,19 @@
 #include <stdint.h>
 
 typedef struct {
-    char **labels; /* of epochs first .. first + n - 1; owned */
-    uint64_t first;
+    uint64_t epoch;
+    char *label; /* owned */
+} version_label_t;
+
+typedef struct {
+    version_label_t *labels; /* by epoch; with gaps: a rank that joins a group adopts its epoch */
     size_t n, cap;
 } version_labels_t;
 
 /* epoch 0 is "default". False when out of memory; *self is then empty. */
 bool version_labels_init(version_labels_t *self);
 void version_labels_fini(version_labels_t *self);
-/* epoch: the newest one, or the one after it. Ends the process when out of memory. */
+/* epoch: the newest one, or a later one. Ends the process when out of memory. */
 void version_labels_set(version_labels_t *self, uint64_t epoch, const char *label);
 /* Valid until the epoch's label is replaced or forgotten. */
 const char *version_labels_get(const version_labels_t *self, uint64_t epoch);

@@ -36,6 +36,11 @@ START_TEST(test_labels)
     version_labels_set(&labels, 101, "next");
     ck_assert_str_eq(version_labels_get(&labels, 100), "renamed");
     ck_assert_str_eq(version_labels_get(&labels, 101), "next");
+    version_labels_set(&labels, 7000, "joined"); /* a group that was ahead */
+    ck_assert_str_eq(version_labels_get(&labels, 101), "next");
+    ck_assert_str_eq(version_labels_get(&labels, 7000), "joined");
+    version_labels_forget_before(&labels, 102);
+    ck_assert_uint_eq(labels.n, 1);
     version_labels_fini(&labels);
 }
 END_TEST
