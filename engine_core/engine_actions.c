@@ -326,10 +326,6 @@ static void take_action(engine_core_t *self, const group_action_t *a)
     case GROUP_ACT_DONE:
         send_done(self, a);
         break;
-    case GROUP_ACT_DROP_CLIENT:
-        LK_INFO("engine %u: front end %u has restarted", self->config.rank, a->frontend);
-        engine_core_drop_frontend(self, a->frontend);
-        break;
     case GROUP_ACT_FINISH_ALL:
         scheduler_finish_all(self->scheduler, FINISH_ABORT, NULL);
         break;

@@ -70,8 +70,9 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
     self->session = update_session_new(config->wte, &wte, &self->sink);
     self->outbox = outbox_new(config->n_frontends);
     self->replies = reply_log_new(config->n_frontends);
+    self->lives = calloc(config->n_frontends, sizeof *self->lives);
     if (self->scheduler == NULL || self->session == NULL || self->outbox == NULL ||
-        self->replies == NULL) {
+        self->replies == NULL || self->lives == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
     return LK_OK;
@@ -127,6 +128,7 @@ void engine_core_destroy(engine_core_t **self_p)
     group_destroy(&self->group);
     version_labels_fini(&self->labels);
     lk_buf_fini(&self->text);
+    free(self->lives);
     free(self);
 }
 
@@ -466,16 +468,41 @@ static bool from_itself(const engine_core_t *self, uint32_t frontend, uint64_t c
     return false;
 }
 
-/* 0: not said. Outside a group nothing is of its epoch. */
+/* 0: not said. Outside a group nothing is of its epoch; commands may come before the join rounds
+ * are over here. */
 static bool is_of_epoch(const engine_core_t *self, uint64_t epoch, const msg_t *msg)
 {
-    bool is = (epoch == self->config.group_epoch || (epoch == 0 && msg->type != MSG_CMD)) &&
-              group_is_member(self->group);
+    bool is =
+        (epoch == self->config.group_epoch || (epoch == 0 && msg->type != MSG_CMD)) && !self->left;
     if (!is) {
         LK_DEBUG("engine %u: %s of group epoch %llu; dropped", self->config.rank,
                  msg_type_name(msg->type), (unsigned long long)epoch);
     }
     return is;
+}
+
+/* A process, not its command stream, which may begin anew within one: a newer life has no use for
+ * what an older one asked for, and an older one's messages come too late. */
+static bool is_of_life(engine_core_t *self, uint32_t frontend, const msg_t *msg)
+{
+    if (frontend >= self->config.n_frontends) {
+        return true; /* the coordinator, or nobody */
+    }
+    uint64_t *life = &self->lives[frontend];
+    if (msg->generation < *life) {
+        LK_DEBUG("engine %u: %s of an older life of front end %u; dropped", self->config.rank,
+                 msg_type_name(msg->type), frontend);
+        return false;
+    }
+    if (msg->generation > *life) {
+        if (*life != 0) {
+            LK_INFO("engine %u: front end %u has restarted", self->config.rank, frontend);
+            engine_core_drop_frontend(self, frontend);
+        }
+        *life = msg->generation;
+        group_on_generation(self->group, frontend, msg->generation);
+    }
+    return true;
 }
 
 static void on_cancel_update(engine_core_t *self, uint32_t frontend, const msg_cancel_update_t *c)
@@ -489,14 +516,12 @@ static void on_cancel_update(engine_core_t *self, uint32_t frontend, const msg_c
 
 void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t *msg)
 {
-    if (self->failed) {
+    if (self->failed || !is_of_life(self, frontend, msg)) {
         return;
     }
     switch (msg->type) {
     case MSG_ADD:
         if (from_itself(self, frontend, msg->add.client, msg)) {
-            group_on_generation(self->group, frontend, msg->generation);
-            engine_take_actions(self);
             engine_on_add(self, frontend, &msg->add);
         }
         break;

@@ -37,6 +37,7 @@ struct engine_core {
     weight_sink_t sink;
     version_labels_t labels;
     outbox_t *outbox;
+    uint64_t *lives; /* [n_frontends]: of each front end's process, the newest that was heard of */
     reply_log_t *replies;
     receipt_t receipts[GROUP_MAX_FRONTENDS];
     uint32_t receipts_due;

@@ -107,13 +107,6 @@ static void push_receipt(group_t *self, group_act_t act, uint32_t f, uint64_t nu
     a->number = number;
 }
 
-static void note_generation(group_t *self, uint32_t f, uint64_t before)
-{
-    if (before != 0 && self->streams[f].generation != before) {
-        group_push(self, GROUP_ACT_DROP_CLIENT, NULL)->frontend = f;
-    }
-}
-
 static void check_update(group_t *self, command_stream_t *stream, const msg_cmd_t *cmd)
 {
     lk_error_t *verdict = &stream->verdict;
@@ -135,9 +128,7 @@ void group_on_cmd(group_t *self, const msg_cmd_t *cmd)
     CHECK(cmd->client < self->config.n_frontends);
     uint32_t f = (uint32_t)cmd->client;
     command_stream_t *stream = &self->streams[f];
-    uint64_t before = stream->generation;
     stream_receipt_t receipt = stream_receive(stream, cmd);
-    note_generation(self, f, before);
     switch (receipt) {
     case STREAM_NEW:
         if (cmd->kind == CMD_UPDATE) {
@@ -161,10 +152,7 @@ void group_on_cmd(group_t *self, const msg_cmd_t *cmd)
 void group_on_generation(group_t *self, uint32_t frontend, uint64_t generation)
 {
     CHECK(frontend < self->config.n_frontends);
-    uint64_t before = self->streams[frontend].generation;
-    if (stream_follow(&self->streams[frontend], generation)) {
-        note_generation(self, frontend, before);
-    }
+    (void)stream_follow(&self->streams[frontend], generation); /* false: it knows of a newer one */
 }
 
 void group_on_start(group_t *self, bool has_round, uint64_t round)

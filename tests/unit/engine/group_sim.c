@@ -201,8 +201,6 @@ static void take_actions(sim_t *self, uint32_t r)
         case GROUP_ACT_DONE:
             on_done(self, r, &a);
             break;
-        case GROUP_ACT_DROP_CLIENT:
-            break;
         case GROUP_ACT_FINISH_ALL:
             rank->aborted += rank->waiting + rank->n_running;
             rank->waiting = 0;

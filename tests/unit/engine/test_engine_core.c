@@ -633,7 +633,7 @@ START_TEST(test_abort_meets_a_new_label)
     engine_core_step(engine); /* the vote is out */
     ck_assert(group_posted(engine_core_group(engine)));
     msg_handle_t handle = {a + 1};
-    msg = (msg_t){.type = MSG_ABORT};
+    msg = (msg_t){.type = MSG_ABORT, .generation = cc->generation[0]};
     msg.abort.handles.items = &handle;
     msg.abort.handles.count = 1;
     engine_core_on_message(engine, 0, &msg);
