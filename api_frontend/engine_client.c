@@ -258,6 +258,7 @@ static void on_output(engine_client_t *self, uint32_t rank, const msg_output_t *
         }
         return;
     }
+    self->info.weight_epoch = LK_MAX(self->info.weight_epoch, out->epoch);
     engine_output_fn fn = e->fn;
     void *ctx = e->ctx;
     if (out->finish_reason != FINISH_NONE) {
@@ -481,6 +482,7 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     for (size_t i = 0; i < stats->loads.count; i++) {
         const msg_load_t *l = &stats->loads.items[i];
         info->gates |= l->gates;
+        info->weight_epoch = LK_MAX(info->weight_epoch, l->weight_epoch);
         keep_load(self, l);
         router_report(&self->router, l->rank, l->waiting, l->running, l->kv_usage);
     }

@@ -130,7 +130,8 @@ typedef struct {
     bool lockstep; /* a rank's death ends the requests of all */
     bool run, paused;
     uint64_t group_epoch, wave, round;
-    uint64_t gates; /* GATE_*: of any rank */
+    uint64_t weight_epoch; /* the newest of any rank, ever */
+    uint64_t gates;        /* GATE_*: of any rank */
     uint64_t max_model_len, num_blocks, vocab_size;
     uint32_t n_ranks, n_dead;
     uint64_t dropped; /* messages that made no sense */

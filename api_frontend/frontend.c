@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define HELLO_NS     (1 * LK_SECOND_NS) /* between two HELLOs that nobody answers */
 #define TICK_MS      50
 #define DRAIN_BUDGET 256                /* messages of one socket before others get a turn, */
 #define DRAIN_NS     (20 * LK_MS_NS)    /* and for how long: some take long to write */
@@ -35,7 +36,7 @@ struct frontend {
     frontend_deps_t deps;
     state_t state;
     uint64_t deadline_ns; /* of the state; UINT64_MAX: none */
-    uint64_t heartbeat_ns, generation, sequence;
+    uint64_t heartbeat_ns, hello_ns, generation, sequence;
     lk_port_t *ports[N_PORTS];
     struct event *port_events[N_PORTS], *tick, *drain;
     lk_buf_t envelope, body; /* scratch of send */
@@ -236,6 +237,15 @@ static lk_status_t on_init(frontend_t *self, const msg_init_t *init, lk_error_t 
     return LK_OK;
 }
 
+/* The coordinator may have died with the last one. */
+static void repeat_hello(frontend_t *self)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    if (say_hello(self, &err) != LK_OK) {
+        LK_WARN("no HELLO to the coordinator: %s", err.text); /* the next one is as good */
+    }
+}
+
 /* A later life of the coordinator does not know us. */
 static void answer_rollcall(frontend_t *self)
 {
@@ -373,6 +383,8 @@ static void on_tick(evutil_socket_t fd, short what, void *ctx)
         fail(self, LK_ERR_TIMEOUT, "the coordinator sent no INIT before --handshake-timeout");
     } else if (self->state == WAIT_SERVING && now >= self->deadline_ns) {
         fail(self, LK_ERR_TIMEOUT, "the engines were not ready before --handshake-timeout");
+    } else if (self->state == WAIT_INIT && now - self->hello_ns >= HELLO_NS) {
+        repeat_hello(self);
     }
     if (self->client != NULL && self->state != ENDED) {
         engine_client_poll(self->client);
@@ -423,9 +435,10 @@ static lk_status_t say_hello(frontend_t *self, lk_error_t *err)
     char hash[33];
     config_group_hash(self->config, hash);
     engine_client_info_t info = {0};
-    if (self->client != NULL) { /* not the first time */
+    if (self->client != NULL) {
         engine_client_info(self->client, &info);
     }
+    self->hello_ns = lk_env_now_ns(self->deps.env);
     msg_t msg = {.type = MSG_HELLO};
     msg.hello = (msg_hello_t){
         .role = MSG_ROLE_FRONTEND,
@@ -435,6 +448,7 @@ static lk_status_t say_hello(frontend_t *self, lk_error_t *err)
         .input_address = msg_str(port_address(self->ports[PORT_INPUT])),
         .output_address = msg_str(port_address(self->ports[PORT_OUTPUT])),
         .member_of = info.group_epoch,
+        .weight_epoch = info.weight_epoch,
     };
     return send_to(self, PORT_HANDSHAKE, NULL, &msg, err);
 }

@@ -167,9 +167,13 @@ static void on_hello(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
     self->urgent = true;
 }
 
-/* At the start all ranks must have loaded the same; later the ranks compare by themselves. */
+/* At the start all ranks must have loaded the same; later the ranks compare by themselves. (A group
+ * that an earlier life of this coordinator formed may be in the middle of an update.) */
 static bool check_digests(coordinator_t *self)
 {
+    if (membership_epoch(self->membership) != 1 || membership_adopted(self->membership)) {
+        return true;
+    }
     const member_t *first = engine_registry_at(self->registry, 0);
     for (uint32_t r = 1; r < self->config.dp_size; r++) {
         const member_t *m = engine_registry_at(self->registry, r);
@@ -202,7 +206,7 @@ static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
         return;
     }
     if (!before && coordinator_serving(self)) {
-        if (!self->served && membership_epoch(self->membership) == 1 && !check_digests(self)) {
+        if (!self->served && !check_digests(self)) {
             return;
         }
         self->served = true;
@@ -385,6 +389,16 @@ static void call_the_roll(coordinator_t *self, uint64_t now_ns)
     host->stats(host->ctx, &msg);
 }
 
+/* Before there is a group there is none. One that was found as it is is whole until it is known not
+ * to be: its READYs are on their way, and to say meanwhile that it does not serve would end what
+ * runs in it. */
+static bool has_news(const coordinator_t *self)
+{
+    return membership_epoch(self->membership) > 0 &&
+           !(membership_adopted(self->membership) &&
+             membership_state(self->membership) == MEMBERSHIP_CONNECTING);
+}
+
 uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *err)
 {
     const coordinator_config_t *c = &self->config;
@@ -402,7 +416,7 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
     }
     look_for_silence(self, now_ns);
     call_the_roll(self, now_ns);
-    if (membership_epoch(self->membership) > 0) {
+    if (has_news(self)) {
         uint64_t age = now_ns - self->published_ns;
         if (self->urgent || (self->changed && age >= STATS_PERIOD_NS) || age >= c->heartbeat_ns) {
             publish(self, now_ns);
@@ -417,7 +431,7 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
         *err = self->failure;
     }
     uint64_t next = now_ns + LK_MIN(c->heartbeat_ns, c->life > 1 ? ROLLCALL_NS : 500 * LK_MS_NS);
-    if (membership_epoch(self->membership) > 0 && self->changed) {
+    if (has_news(self) && self->changed) {
         next = LK_MIN(next, self->published_ns + STATS_PERIOD_NS);
     }
     return next;

@@ -16,7 +16,8 @@ struct membership {
     membership_ops_t ops;
     membership_state_t state;
     uint64_t epoch;
-    uint64_t newest_left;           /* highest epoch that a rank says it left or is in */
+    bool adopted;
+    uint64_t newest_left;           /* highest epoch that anybody says it left or heard of */
     uint64_t newest_weights, floor; /* reported; as of the last INIT */
     uint32_t breaks;                /* in a row, without a death */
     uint64_t serving_since_ns;
@@ -106,6 +107,7 @@ static void init_frontends(membership_t *self)
 static void adopt(membership_t *self, uint64_t epoch)
 {
     self->epoch = epoch;
+    self->adopted = true;
     self->floor = self->newest_weights;
     self->state = MEMBERSHIP_CONNECTING;
     member_t *m;
@@ -123,6 +125,7 @@ static void adopt(membership_t *self, uint64_t epoch)
 static void form(membership_t *self)
 {
     self->epoch = 1 + LK_MAX(self->epoch, self->newest_left);
+    self->adopted = false;
     self->floor = self->newest_weights;
     self->state = MEMBERSHIP_CONNECTING;
     LK_INFO("group epoch %llu is formed", (unsigned long long)self->epoch);
@@ -214,6 +217,14 @@ static void record(member_t *m, const msg_t *msg, uint64_t now_ns)
     m->state = MEMBER_HELLO;
 }
 
+/* What whoever survived knows of epochs, so that none is used again after the death of all others,
+ * this coordinator's earlier lives included. */
+static void remember(membership_t *self, const msg_hello_t *h)
+{
+    self->newest_left = LK_MAX(self->newest_left, LK_MAX(h->left_epoch, h->member_of));
+    membership_note_weights(self, h->weight_epoch);
+}
+
 static void on_engine(membership_t *self, member_t *m, const msg_t *msg, uint64_t now_ns)
 {
     const msg_hello_t *h = &msg->hello;
@@ -228,16 +239,16 @@ static void on_engine(membership_t *self, member_t *m, const msg_t *msg, uint64_
     if (self->epoch > 0 && (was_in || h->left_epoch == self->epoch)) {
         break_epoch(self, new_life ? (int64_t)m->rank : -1, why, now_ns);
     }
+    self->breaks = new_life && m->generation != 0 ? 0 : self->breaks; /* it was a death */
     record(m, msg, now_ns);
-    self->newest_left = LK_MAX(self->newest_left, LK_MAX(h->left_epoch, h->member_of));
+    remember(self, h);
     try_form(self);
 }
 
 static void on_frontend(membership_t *self, member_t *m, const msg_t *msg, uint64_t now_ns)
 {
     record(m, msg, now_ns);
-    /* It may know epochs of which no engine is left. */
-    self->newest_left = LK_MAX(self->newest_left, msg->hello.member_of);
+    remember(self, &msg->hello);
     if (self->epoch == 0) {
         try_form(self);
         return;
@@ -366,6 +377,11 @@ membership_state_t membership_state(const membership_t *self)
 uint64_t membership_epoch(const membership_t *self)
 {
     return self->epoch;
+}
+
+bool membership_adopted(const membership_t *self)
+{
+    return self->adopted;
 }
 
 uint64_t membership_weight_floor(const membership_t *self)

@@ -55,6 +55,8 @@ bool membership_expire(membership_t *self, uint64_t now_ns, uint64_t limit_ns);
 membership_state_t membership_state(const membership_t *self);
 /* Of the last INIT; 0: none yet. */
 uint64_t membership_epoch(const membership_t *self);
+/* This coordinator found the current epoch as it is, formed by an earlier life of it. */
+bool membership_adopted(const membership_t *self);
 /* Newest weight epoch that was reported before the current group epoch was formed. */
 uint64_t membership_weight_floor(const membership_t *self);
 /* Why the last epoch broke; "" if none did. */

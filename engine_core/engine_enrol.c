@@ -26,6 +26,11 @@ static void end(engine_app_t *app, const lk_error_t *err)
 
 /* ---- what is said ---- */
 
+static uint64_t weight_epoch(const engine_app_t *app)
+{
+    return app->core != NULL ? group_weights(engine_core_group(app->core))->epoch : 0;
+}
+
 static void say_hello(engine_app_t *app, const char *why)
 {
     char hash[33];
@@ -38,7 +43,8 @@ static void say_hello(engine_app_t *app, const char *why)
                               .mesh_address = msg_str(mesh_address(app->mesh)),
                               .left_epoch = app->enrol.left,
                               .member_of = enrol_member_of(&app->enrol),
-                              .why = msg_str(why)};
+                              .why = msg_str(why),
+                              .weight_epoch = weight_epoch(app)};
     engine_link_send(&app->handshake, &app->scratch, &msg);
 }
 

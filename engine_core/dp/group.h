@@ -86,8 +86,11 @@
 #include "engine_core/dp/allreduce.h"
 
 #define GROUP_MAX_FRONTENDS ((ALLREDUCE_MAX_LEN - 8) / 5)
-#define GROUP_ANNOUNCE_NS   (100 * LK_MS_NS)
-#define GROUP_MAX_CALLS     4096 /* PAUSE calls that wait for an answer; more are refused */
+#define GROUP_EPOCH_SKIP                                                                           \
+    1000 /* weight epochs left out when the newest weights are lost: more than                     \
+          * commits that the others could not have heard of */
+#define GROUP_ANNOUNCE_NS (100 * LK_MS_NS)
+#define GROUP_MAX_CALLS   4096 /* PAUSE calls that wait for an answer; more are refused */
 
 typedef struct group group_t;
 
@@ -129,7 +132,6 @@ typedef enum {
     X(SEEN)         /* SEEN to the front end (frontend, generation, number) */                     \
     X(REPEAT)       /* the command came again: send its DONE again if it was answered */           \
     X(DONE)         /* answer (frontend, generation, number, kind, verb, status, text) */          \
-    X(DROP_CLIENT)  /* a front end's old life is over: forget its requests (frontend) */           \
     X(FINISH_ALL)   /* end every local request with "abort" */                                     \
     X(CLEAR_CACHE)  /* forget cached prefixes; frozen requests recompute their KV */               \
     X(UPDATE_ENTER) /* carry out (verb, spec), then group_update_done. INIT: beside the steps. */  \

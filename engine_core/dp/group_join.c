@@ -286,7 +286,8 @@ static void take_findings(group_t *self, const findings_t *f)
     self->mixed = !all;
     self->weights.gates = 0;
     self->weights.dirty_why[0] = '\0';
-    self->weights.epoch = f->epoch;
+    /* Commits that nobody is left to tell of may have been numbered on from here. */
+    self->weights.epoch = f->epoch + (f->reference < 0 ? GROUP_EPOCH_SKIP : 0);
     if (!all) {
         char text[LK_ERROR_TEXT_MAX];
         say_update_needed(self, f, text, sizeof text);
@@ -311,7 +312,8 @@ static lk_status_t decide_facts(group_t *self, const uint64_t *v, lk_error_t *er
     }
     take_findings(self, &f);
     self->label_owner = f.reference >= 0 ? (uint32_t)f.reference : f.newest;
-    if (same_label) {
+    if (same_label) { /* that of what the ranks hold, which need not be the last group's */
+        weight_state_relabel(&self->weights, self->held.version);
         joined(self);
     } else {
         self->phase = GROUP_LABEL;
