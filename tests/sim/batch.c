@@ -143,6 +143,8 @@ size_t sim_batch_run(const sim_batch_t *batch)
                 sum.calls += r->calls;
                 sum.rounds += r->rounds;
                 sum.updates += r->updates;
+                sum.deaths += r->deaths;
+                sum.epochs += r->epochs;
                 sum.virtual_ns += r->virtual_ns;
                 fclose(children[c].said);
                 children[c] = children[--running];
@@ -159,15 +161,18 @@ size_t sim_batch_run(const sim_batch_t *batch)
     munmap(slots, bytes);
     double seconds = (double)(lk_env_now_ns(clock) - since) / 1e9;
     char text[512];
-    snprintf(text, sizeof text,
-             "%zu seeds, %.1f s of virtual time in %.1f s: %.0f events/s (%llu events, %llu "
-             "requests, %llu tokens, %llu calls, %llu updates, %llu steps, %llu rounds)\n"
-             "%zu passed, %zu failed",
-             batch->n_seeds, (double)sum.virtual_ns / 1e9, seconds, (double)sum.events / seconds,
-             (unsigned long long)sum.events, (unsigned long long)sum.requests,
-             (unsigned long long)sum.tokens, (unsigned long long)sum.calls,
-             (unsigned long long)sum.updates, (unsigned long long)sum.steps,
-             (unsigned long long)sum.rounds, batch->n_seeds - failed, failed);
+    snprintf(
+        text, sizeof text,
+        "%zu seeds, %.1f s of virtual time in %.1f s: %.0f events/s (%llu events, %llu "
+        "requests, %llu tokens, %llu calls, %llu updates, %llu steps, %llu rounds, %llu deaths, "
+        "%llu group epochs)\n"
+        "%zu passed, %zu failed",
+        batch->n_seeds, (double)sum.virtual_ns / 1e9, seconds, (double)sum.events / seconds,
+        (unsigned long long)sum.events, (unsigned long long)sum.requests,
+        (unsigned long long)sum.tokens, (unsigned long long)sum.calls,
+        (unsigned long long)sum.updates, (unsigned long long)sum.steps,
+        (unsigned long long)sum.rounds, (unsigned long long)sum.deaths,
+        (unsigned long long)sum.epochs, batch->n_seeds - failed, failed);
     print(batch, text);
     return failed;
 }

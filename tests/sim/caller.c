@@ -95,6 +95,11 @@ sim_call_t *sim_call(sim_t *self, uint32_t front, sim_call_kind_t kind, uint64_t
     call->fn = fn;
     call->ctx = ctx;
     self->result.calls++;
+    if (client == NULL) {
+        sim_saw(self, &(sim_saw_t){.kind = SIM_SAW_ASKED, .call = call});
+        sim_post(self, LK_MS_NS, SIM_EV_REFUSED, 0, 0, call->index, NULL);
+        return call;
+    }
     sim_log(self, "call %zu: %s at front end %u", call->index, sim_call_name(call), front);
     sim_saw(self, &(sim_saw_t){.kind = SIM_SAW_ASKED, .call = call});
     switch (kind) {
@@ -119,6 +124,17 @@ sim_call_t *sim_call(sim_t *self, uint32_t front, sim_call_kind_t kind, uint64_t
     return call;
 }
 
+/* Whoever called sees the connection end. */
+void sim_calls_lost(sim_t *self, uint32_t front)
+{
+    for (size_t i = 0; i < self->n_calls && self->phase != SIM_DONE; i++) {
+        if (self->calls[i]->open && self->calls[i]->front == front) {
+            on_result(self->calls[i],
+                      &(engine_result_t){.status = LK_ERR_PEER, .text = "connection reset"});
+        }
+    }
+}
+
 size_t sim_open_calls(const sim_t *self)
 {
     size_t n = 0;
@@ -126,6 +142,12 @@ size_t sim_open_calls(const sim_t *self)
         n += self->calls[i]->open;
     }
     return n;
+}
+
+void sim_call_refused(sim_t *self, size_t call)
+{
+    on_result(self->calls[call],
+              &(engine_result_t){.status = LK_ERR_PEER, .text = "connection refused"});
 }
 
 /* ---- the callers ---- */

@@ -5,6 +5,7 @@
 #include "tests/sim/checkers.h"
 
 #include <stdio.h>
+#include <string.h>
 
 typedef struct {
     uint64_t bound_ns;
@@ -21,18 +22,14 @@ static uint64_t bound_ns(const sim_t *sim)
     uint64_t slow = o->slow_rank > 0 ? o->slow_rank : 1;
     uint64_t steps = (o->clients + o->ranks) * (o->max_prompt + o->max_output + 16);
     uint64_t step_ns = 2 * slow * o->step_us * 1000 + 8 * o->latency_us * 1000;
-    return 20 * LK_SECOND_NS + deadlines + 4 * steps * step_ns;
+    return 30 * LK_SECOND_NS + 4 * o->restart_ms * LK_MS_NS + deadlines + 4 * steps * step_ns;
 }
 
 void sim_fail_stuck(sim_t *sim, const char *what)
 {
     char text[3500];
-    size_t n = 0, room = sizeof text;
-    for (uint32_t r = 0; r < sim->o.ranks && n < room; r++) {
-        char waits[512];
-        sim_rank_describe(&sim->ranks[r], waits, sizeof waits);
-        n += (size_t)snprintf(text + n, room - n, "\n  rank %u %s", r, waits);
-    }
+    sim_describe(sim, text, sizeof text);
+    size_t n = strlen(text), room = sizeof text;
     for (size_t i = 0; i < sim->n_calls && n < room; i++) {
         if (sim->calls[i]->open) {
             n += (size_t)snprintf(text + n, room - n, "\n  call %zu (%s) has no answer", i,

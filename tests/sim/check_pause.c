@@ -33,8 +33,12 @@ typedef struct {
     size_t updates;       /* weight calls that some rank has not answered */
     bool stopped;         /* a pause is in force, and nothing that lifts it is open */
     bool keep_since_lift; /* some pause since the last lift was not `wait` */
-    size_t stopped_by;
-    uint64_t *steps; /* [ranks]: posted so far */
+    bool everywhere;      /* every rank has answered it: the caller may know */
+    uint64_t stopped_by;  /* its number */
+    uint32_t stopped_at;  /* and front end */
+    uint64_t *steps;      /* [ranks]: posted so far */
+    uint64_t epoch;
+    bool *holds; /* [ranks]: this process has answered the pause in force */
 } state_t;
 
 static bool lifts(const command_t *c)
@@ -170,21 +174,47 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     check_mode(sim, self, (uint32_t)done->rank, c);
     check_prompt(sim, self, (uint32_t)done->rank, c);
     if (!c->acked && self->lifters == 0) {
+        self->everywhere &= self->stopped;
         self->stopped = true;
-        self->stopped_by = (size_t)(c - self->commands);
+        self->stopped_by = c->number;
+        self->stopped_at = c->front;
+        memset(self->holds, 0, sim->o.ranks * sizeof *self->holds);
     }
     c->acked = true;
+    self->everywhere |= c->n_done == sim->o.ranks;
+    self->holds[done->rank] = true;
 }
 
 static void on_step(sim_t *sim, const state_t *self, uint32_t rank, const exec_batch_t *batch)
 {
     if (self->stopped) {
-        const command_t *c = &self->commands[self->stopped_by];
         sim_fail(sim, "pause",
                  "rank %u takes step %llu although pause %llu of front end %u was answered, and "
                  "nobody has resumed",
-                 rank, (unsigned long long)batch->step, (unsigned long long)c->number, c->front);
+                 rank, (unsigned long long)batch->step, (unsigned long long)self->stopped_by,
+                 self->stopped_at);
     }
+}
+
+/* Commands of an older epoch that are not applied are forgotten, so none of them can lift anything
+ * any more. The pause itself stays in force if a process that answered it is still there. */
+static void on_formed(sim_t *sim, state_t *self, uint64_t epoch)
+{
+    if (epoch == self->epoch) {
+        return;
+    }
+    self->epoch = epoch;
+    for (size_t i = 0; i < self->n; i++) {
+        free(self->commands[i].done);
+        free(self->commands[i].seen);
+        free(self->commands[i].steps);
+    }
+    self->n = self->lifters = self->updates = 0;
+    bool held = false;
+    for (uint32_t r = 0; r < sim->o.ranks; r++) {
+        held |= self->holds[r];
+    }
+    self->stopped &= held;
 }
 
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
@@ -192,9 +222,17 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
     state_t *self = state;
     if (self->steps == NULL) {
         self->steps = calloc(sim->o.ranks, sizeof *self->steps);
-        CHECK(self->steps != NULL);
+        self->holds = calloc(sim->o.ranks, sizeof *self->holds);
+        CHECK(self->steps != NULL && self->holds != NULL);
     }
-    if (saw->kind == SIM_SAW_STEP_POST) {
+    if (saw->kind == SIM_SAW_FORMED) {
+        on_formed(sim, self, saw->epoch);
+    } else if (saw->kind == SIM_SAW_LEFT) {
+        self->stopped &= self->everywhere; /* this rank may never come to apply it */
+    } else if (saw->kind == SIM_SAW_RANK_DOWN) {
+        self->stopped &= self->everywhere;
+        self->holds[saw->rank] = false;
+    } else if (saw->kind == SIM_SAW_STEP_POST) {
         self->steps[saw->rank]++;
         on_step(sim, self, saw->rank, saw->batch);
     } else if (saw->kind == SIM_SAW_SENT && saw->msg->type == MSG_CMD) {
@@ -216,6 +254,7 @@ static void fini(sim_t *sim, void *state)
     }
     free(self->commands);
     free(self->steps);
+    free(self->holds);
 }
 
 const sim_checker_t check_pause = {

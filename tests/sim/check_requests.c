@@ -3,19 +3,20 @@
  * each one the oracle's; how it ends fits what happened.
  */
 #include "tests/sim/checkers.h"
+#include "base/check.h"
 
+#include <stdlib.h>
 #include <string.h>
-
-#define VERSIONS 4096
 
 /* What is known of a weight epoch: the digest that the ranks held when they first stepped in it. */
 typedef struct {
-    bool known;
+    uint64_t epoch;
     digest_t digest;
 } version_t;
 
 typedef struct {
-    version_t versions[VERSIONS];
+    version_t *versions; /* newest last */
+    size_t n, cap;
     bool paused_abort; /* somebody asked for a pause in mode abort */
 } state_t;
 
@@ -39,14 +40,30 @@ static uint32_t oracle_token(uint64_t chain, digest_t weights)
     return token == 1 ? 2 : token; /* 1 ends a text and is never made */
 }
 
+static const version_t *find_version(const state_t *self, uint64_t epoch)
+{
+    for (size_t i = self->n; i-- > 0;) {
+        if (self->versions[i].epoch == epoch) {
+            return &self->versions[i];
+        }
+    }
+    return NULL;
+}
+
 static void note_version(sim_t *sim, state_t *self, uint32_t rank)
 {
     const sim_rank_t *r = &sim->ranks[rank];
     uint64_t epoch = group_weights(engine_core_group(r->core))->epoch;
     digest_t digest = weight_table_digest(r->executor->ops->weights(r->executor));
-    if (epoch < VERSIONS && !self->versions[epoch].known) {
-        self->versions[epoch] = (version_t){true, digest};
+    if (find_version(self, epoch) != NULL) {
+        return;
     }
+    if (self->n == self->cap) {
+        self->cap = 2 * self->cap + 16;
+        self->versions = realloc(self->versions, self->cap * sizeof *self->versions);
+        CHECK(self->versions != NULL);
+    }
+    self->versions[self->n++] = (version_t){epoch, digest};
 }
 
 static void check_tokens(sim_t *sim, state_t *self, const sim_request_t *r, const msg_output_t *out)
@@ -56,7 +73,8 @@ static void check_tokens(sim_t *sim, state_t *self, const sim_request_t *r, cons
         chain = oracle_chain(chain, r->tokens[i]);
     }
     size_t n = out->token_ids.len / sizeof(uint32_t);
-    if (n > 0 && (out->epoch >= VERSIONS || !self->versions[out->epoch].known)) {
+    const version_t *version = find_version(self, out->epoch);
+    if (n > 0 && version == NULL) {
         sim_fail(sim, "requests", "request %zu: tokens of epoch %llu, which no rank stepped in",
                  r->index, (unsigned long long)out->epoch);
         return;
@@ -64,7 +82,7 @@ static void check_tokens(sim_t *sim, state_t *self, const sim_request_t *r, cons
     for (size_t i = 0; i < n; i++) {
         uint32_t got;
         memcpy(&got, (const uint8_t *)out->token_ids.data + 4 * i, sizeof got);
-        uint32_t want = oracle_token(chain, self->versions[out->epoch].digest);
+        uint32_t want = oracle_token(chain, version->digest);
         if (got != want) {
             sim_fail(sim, "requests",
                      "request %zu, output token %zu of epoch %llu is %u, not %u: other weights or "
@@ -170,7 +188,8 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         self->paused_abort |= saw->call->kind == SIM_CALL_PAUSE && saw->call->mode == PAUSE_ABORT;
         break;
     case SIM_SAW_END:
-        for (size_t i = 0; i < sim->n_requests && !sim->result.failed; i++) {
+        for (size_t i = 0; i < sim->n_requests && sim->phase == SIM_DONE && !sim->result.failed;
+             i++) {
             const sim_request_t *r = sim->requests[i];
             if (r->finish == FINISH_NONE && !r->aborted) {
                 sim_fail(sim, "requests", "request %zu never ended", r->index);
@@ -182,5 +201,10 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
     }
 }
 
+static void fini(sim_t *sim, void *state)
+{
+    free(((state_t *)state)->versions);
+}
+
 const sim_checker_t check_requests = {
-    .name = "requests", .state_size = sizeof(state_t), .saw = saw};
+    .name = "requests", .state_size = sizeof(state_t), .saw = saw, .fini = fini};

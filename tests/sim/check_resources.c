@@ -21,10 +21,10 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
     if (saw->kind != SIM_SAW_END) {
         return;
     }
-    for (uint32_t r = 0; r < sim->o.ranks; r++) {
+    for (uint32_t r = 0; r < sim->o.ranks && sim->phase == SIM_DONE; r++) {
         check_rank(sim, &sim->ranks[r]);
     }
-    for (uint32_t f = 0; f < sim->o.frontends; f++) {
+    for (uint32_t f = 0; f < sim->o.frontends && sim->phase == SIM_DONE; f++) {
         size_t n = engine_client_num_requests(sim->fronts[f].client);
         if (n > 0) {
             sim_fail(sim, "resources", "front end %u still has %zu requests", f, n);

@@ -1,6 +1,7 @@
 /*
  * check_rounds.c: every rank runs the same sequence of collectives (rounds, the steps of a lockstep
- * group), and every round has one result. A collective transfer is the same one on all ranks that
+ * group), and every round has one result. All of it within one group epoch; who has formed a newer
+ * one ends it for everybody. A collective transfer is the same one on all ranks that
  * enter it between the same two rounds; a rank that has heard of its cancellation stays out.
  */
 #include "tests/sim/checkers.h"
@@ -8,6 +9,7 @@
 #include "base/hash.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define WINDOW 1024 /* entries of the sequence that are kept */
 #define ROUNDS 8
@@ -18,6 +20,7 @@ typedef struct {
 } entry_t;
 
 typedef struct {
+    uint64_t epoch; /* of the group: the newest */
     entry_t log[WINDOW];
     uint64_t length;
     uint64_t *at; /* [ranks]: entries that the rank has been through */
@@ -85,6 +88,29 @@ static void enter_transfer(sim_t *sim, state_t *self, uint32_t rank, uint64_t n)
     }
 }
 
+static void on_formed(sim_t *sim, state_t *self, const sim_saw_t *saw)
+{
+    if (saw->epoch <= self->epoch) {
+        return; /* a later one checks */
+    }
+    self->epoch = saw->epoch;
+    self->length = 0;
+    memset(self->at, 0, sim->o.ranks * sizeof *self->at);
+    memset(self->round, 0, sim->o.ranks * sizeof *self->round);
+    memset(self->results, 0, sizeof self->results);
+    memset(self->transfers, 0, sizeof self->transfers);
+    sim->result.epochs++;
+}
+
+static void check_epoch(sim_t *sim, const state_t *self, const sim_saw_t *saw)
+{
+    if (saw->epoch != self->epoch) {
+        sim_fail(sim, "rounds", "rank %u is at round %llu of group epoch %llu; the newest is %llu",
+                 saw->rank, (unsigned long long)saw->round, (unsigned long long)saw->epoch,
+                 (unsigned long long)self->epoch);
+    }
+}
+
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
 {
     state_t *self = state;
@@ -94,7 +120,11 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         CHECK(self->at != NULL && self->round != NULL);
     }
     switch (saw->kind) {
+    case SIM_SAW_FORMED:
+        on_formed(sim, self, saw);
+        break;
     case SIM_SAW_VOTE:
+        check_epoch(sim, self, saw);
         enter(sim, self, saw->rank, 'r', saw->round);
         self->round[saw->rank] = saw->round;
         break;
@@ -107,6 +137,7 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         enter_transfer(sim, self, saw->rank, saw->n);
         break;
     case SIM_SAW_DECIDED:
+        check_epoch(sim, self, saw);
         check_result(sim, self, saw);
         break;
     default:

@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VERSIONS 4096
-#define STEPS    8 /* ranks of a group are at most one step apart */
+#define STEPS 8 /* ranks of a group are at most one step apart */
 
 typedef struct {
     digest_t *tensors; /* [n]: of the committed set, as the trainers' answers tell */
@@ -41,9 +40,13 @@ typedef struct {
 } call_t;
 
 typedef struct {
-    bool known[VERSIONS];
-    digest_t versions[VERSIONS];
+    struct {
+        uint64_t epoch;
+        digest_t digest;
+    } * versions; /* newest last */
+    size_t n_versions, cap_versions;
     uint64_t *looked_at; /* [ranks]: 1 + epoch whose numbers were recomputed last */
+    bool *fresh;         /* [ranks]: nothing was committed since it started */
     digest_t *posted;    /* [ranks]: digest when the step under way was posted */
     step_t steps[STEPS]; /* of a lockstep group */
     book_t book;
@@ -130,16 +133,23 @@ digest_t sim_memory_digest(const sim_t *sim, uint32_t rank)
 
 static void check_version(sim_t *sim, state_t *self, uint32_t rank, uint64_t epoch, digest_t digest)
 {
-    if (epoch >= VERSIONS) {
+    for (size_t i = self->n_versions; i-- > 0;) {
+        if (self->versions[i].epoch != epoch) {
+            continue;
+        }
+        if (!same(self->versions[i].digest, digest)) {
+            sim_fail(sim, "weights", "rank %u steps with other weights than those of epoch %llu",
+                     rank, (unsigned long long)epoch);
+        }
         return;
     }
-    if (!self->known[epoch]) {
-        self->known[epoch] = true;
-        self->versions[epoch] = digest;
-    } else if (!same(self->versions[epoch], digest)) {
-        sim_fail(sim, "weights", "rank %u steps with other weights than those of epoch %llu", rank,
-                 (unsigned long long)epoch);
+    if (self->n_versions == self->cap_versions) {
+        self->cap_versions = 2 * self->cap_versions + 16;
+        self->versions = realloc(self->versions, self->cap_versions * sizeof *self->versions);
+        CHECK(self->versions != NULL);
     }
+    self->versions[self->n_versions].epoch = epoch;
+    self->versions[self->n_versions++].digest = digest;
 }
 
 static void check_step(sim_t *sim, state_t *self, uint64_t step, uint64_t epoch)
@@ -249,9 +259,10 @@ static void on_answered(state_t *self, const sim_call_t *call)
     }
 }
 
-static void commit(state_t *self, call_t *c)
+static void commit(sim_t *sim, state_t *self, call_t *c)
 {
     book_t *book = &self->book;
+    memset(self->fresh, 0, sim->o.ranks * sizeof *self->fresh);
     if (book->tensors == NULL) {
         return; /* nothing was ever sent */
     }
@@ -271,7 +282,7 @@ static void commit(state_t *self, call_t *c)
     }
 }
 
-static void take_effect(state_t *self, call_t *c)
+static void take_effect(sim_t *sim, state_t *self, call_t *c)
 {
     book_t *book = &self->book;
     if (c->verb == UPDATE_VERB_START && book->sent != NULL) {
@@ -282,7 +293,7 @@ static void take_effect(state_t *self, call_t *c)
         book->sent[c->first + i] = true;
     }
     if (c->verb == UPDATE_VERB_FINISH) {
-        commit(self, c);
+        commit(sim, self, c);
     }
 }
 
@@ -295,7 +306,7 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
         }
         if (!c->in_effect) {
             c->in_effect = true;
-            take_effect(self, c);
+            take_effect(sim, self, c);
         }
         if (c->want[0] != '\0' && strstr(msg_cstr(done->body), c->want) == NULL) {
             sim_fail(sim, "weights", "rank %llu holds other weights after %s than were sent to it",
@@ -305,13 +316,26 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     }
 }
 
+/* It has the checkpoint's weights. Once nobody has what the trainers sent, the book says nothing.
+ */
+static void on_fresh(sim_t *sim, state_t *self, uint32_t rank)
+{
+    bool any = false;
+    self->fresh[rank] = true;
+    for (uint32_t r = 0; r < sim->o.ranks; r++) {
+        any |= !self->fresh[r];
+    }
+    self->book.sure &= any;
+}
+
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
 {
     state_t *self = state;
     if (self->posted == NULL) {
         self->posted = calloc(sim->o.ranks, sizeof *self->posted);
         self->looked_at = calloc(sim->o.ranks, sizeof *self->looked_at);
-        CHECK(self->posted != NULL && self->looked_at != NULL);
+        self->fresh = calloc(sim->o.ranks, sizeof *self->fresh);
+        CHECK(self->posted != NULL && self->looked_at != NULL && self->fresh != NULL);
     }
     switch (saw->kind) {
     case SIM_SAW_STEP_POST:
@@ -322,6 +346,10 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         break;
     case SIM_SAW_RANK_UP:
         self->looked_at[saw->rank] = 0;
+        on_fresh(sim, self, saw->rank);
+        break;
+    case SIM_SAW_FORMED:
+        memset(self->steps, 0, sizeof self->steps); /* they count from 0 again */
         break;
     case SIM_SAW_ASKED:
         on_asked(self, saw->call);
@@ -344,8 +372,10 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
 static void fini(sim_t *sim, void *state)
 {
     state_t *self = state;
+    free(self->versions);
     free(self->posted);
     free(self->looked_at);
+    free(self->fresh);
     for (size_t i = 0; i < self->n_calls; i++) {
         free(self->calls[i].digests);
     }

@@ -14,11 +14,13 @@
     X(STEP_POST)  /* rank, batch */                                                                \
     X(STEP_DONE)  /* rank, batch */                                                                \
     X(STEP_ABORT) /* rank */                                                                       \
-    X(VOTE)       /* rank, round, vec, n */                                                        \
-    X(DECIDED)    /* rank, round, vec, n: the result that this rank got */                         \
+    X(VOTE)       /* rank, epoch, round, vec, n */                                                 \
+    X(DECIDED)    /* rank, epoch, round, vec, n: the result that this rank got */                  \
     X(TRANSFER)   /* rank, n: number of the update that it enters; with the collective backend */  \
-    X(RANK_UP)    /* rank */                                                                       \
-    X(RANK_DOWN)  /* rank */                                                                       \
+    X(RANK_UP)    /* rank: a new process */                                                        \
+    X(RANK_DOWN)  /* rank: it dies now */                                                          \
+    X(FORMED)     /* rank, epoch: it is in this group epoch */                                     \
+    X(LEFT)       /* rank: it is in none any more */                                               \
     X(SENT)       /* from, to (nodes), msg: somebody sends it */                                   \
     X(ADDED)      /* request */                                                                    \
     X(OUTPUT)     /* request, output */                                                            \
@@ -38,7 +40,7 @@ typedef enum {
 typedef struct {
     sim_saw_kind_t kind;
     uint32_t rank, from, to;
-    uint64_t round;
+    uint64_t epoch, round;
     const exec_batch_t *batch;
     const uint64_t *vec;
     size_t n;

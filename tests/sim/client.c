@@ -167,6 +167,18 @@ void sim_client_leave(sim_t *self, uint32_t client, size_t request)
     }
 }
 
+void sim_requests_lost(sim_t *self, uint32_t front)
+{
+    for (size_t i = 0; i < self->n_requests && self->phase != SIM_DONE; i++) {
+        sim_request_t *r = self->requests[i];
+        if (r->open && r->front == front) {
+            r->aborted = true;
+            sim_saw(self, &(sim_saw_t){.kind = SIM_SAW_ABORTED, .request = r});
+            ended(r);
+        }
+    }
+}
+
 size_t sim_open_requests(const sim_t *self)
 {
     size_t n = 0;

@@ -1,21 +1,27 @@
-/* fault.c: processes that stop for a while. What else goes wrong has its place where it happens:
- * lost messages in net.c, torn streams in torn_stream.c, dying trainers in trainer.c. */
+/*
+ * fault.c: processes that stop (SIGSTOP) or die (SIGKILL), and the launcher that starts them again;
+ * it kills one that was silent for too long. What else goes wrong has its place where it happens:
+ * lost messages in net.c, torn streams in torn_stream.c, dying trainers in trainer.c.
+ */
 #include "base/check.h"
 #include "tests/sim/checkers.h"
 #include "tests/sim/net.h"
 
 #include <stdlib.h>
 
+enum { STOP, KILL };
+enum { ENDED, SILENT }; /* why a process dies */
+
 static uint32_t n_nodes(const sim_t *self)
 {
     return 1 + (uint32_t)(self->o.ranks + self->o.frontends);
 }
 
-static void schedule(sim_t *self)
+static void schedule(sim_t *self, uint32_t what)
 {
-    if (self->o.stop_every_ms > 0) {
-        sim_post(self, sim_around(self, self->o.stop_every_ms * LK_MS_NS), SIM_EV_FAULT, 0, 0, 0,
-                 NULL);
+    uint64_t every_ms = what == STOP ? self->o.stop_every_ms : self->o.kill_every_ms;
+    if (every_ms > 0) {
+        sim_post(self, sim_around(self, every_ms * LK_MS_NS), SIM_EV_FAULT, what, 0, 0, NULL);
     }
 }
 
@@ -23,7 +29,8 @@ void sim_fault_start(sim_t *self)
 {
     self->stopped = calloc(n_nodes(self), sizeof *self->stopped);
     CHECK(self->stopped != NULL);
-    schedule(self);
+    schedule(self, STOP);
+    schedule(self, KILL);
 }
 
 void sim_fault_stop(sim_t *self)
@@ -33,49 +40,147 @@ void sim_fault_stop(sim_t *self)
 
 bool sim_front_runs(const sim_t *self, uint32_t front)
 {
-    return self->stopped == NULL || !self->stopped[sim_node_front(self, front)];
+    return self->fronts[front].client != NULL &&
+           (self->stopped == NULL || !self->stopped[sim_node_front(self, front)]);
 }
 
-static void stop_node(sim_t *self, uint32_t node, uint64_t ns)
+/* ---- death and birth ---- */
+
+/* Knows which group epochs there were. */
+static bool remembers(const sim_t *self, uint32_t node)
 {
+    if (node == sim_node_coord()) {
+        return self->coord.coordinator != NULL && coordinator_serving(self->coord.coordinator);
+    }
+    if (node <= self->o.ranks) {
+        return self->ranks[node - 1].core != NULL;
+    }
+    const sim_front_t *front = &self->fronts[node - 1 - self->o.ranks];
+    engine_client_info_t info = {0};
+    if (front->client != NULL) {
+        engine_client_info(front->client, &info);
+    }
+    return info.group_epoch > 0;
+}
+
+/* When everybody has died there is a new cluster, of which nothing can be promised. */
+static bool is_last_witness(const sim_t *self, uint32_t node)
+{
+    for (uint32_t n = 0; n < n_nodes(self); n++) {
+        if (n != node && remembers(self, n)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void kill_node(sim_t *self, uint32_t node, const char *why)
+{
+    if (sim_net_life(self, node) == 0 || is_last_witness(self, node)) {
+        return;
+    }
+    sim_log(self, "node %u dies: %s", node, why);
+    self->result.deaths++;
+    if (self->stopped != NULL) {
+        self->stopped[node] = false;
+    }
+    if (node == sim_node_coord()) {
+        sim_coord_kill(&self->coord);
+    } else if (node <= self->o.ranks) {
+        sim_rank_kill(&self->ranks[node - 1]);
+    } else {
+        sim_front_kill(&self->fronts[node - 1 - self->o.ranks]);
+    }
+    sim_post(self, 1 + sim_below(self, self->o.restart_ms * LK_MS_NS + 1), SIM_EV_BORN, node, 0, 0,
+             NULL);
+}
+
+void sim_fault_ended(sim_t *self, uint32_t node, const char *why)
+{
+    sim_log(self, "node %u ends itself: %s", node, why);
+    sim_post(self, 0, SIM_EV_DIE, node, ENDED, sim_net_life(self, node), NULL);
+}
+
+void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life)
+{
+    if (sim_net_life(self, node) != life || (why == SILENT && !self->stopped[node])) {
+        return;
+    }
+    kill_node(self, node, why == SILENT ? "the launcher heard nothing of it" : "by itself");
+    sim_fault_continue(self, node, life); /* if it may not die */
+}
+
+void sim_fault_born(sim_t *self, uint32_t node)
+{
+    if (node == sim_node_coord()) {
+        sim_coord_start(&self->coord);
+    } else if (node <= self->o.ranks) {
+        sim_rank_start(&self->ranks[node - 1]);
+    } else {
+        sim_front_start(&self->fronts[node - 1 - self->o.ranks]);
+    }
+}
+
+/* ---- stop ---- */
+
+static void listen_again(sim_t *self, uint32_t node)
+{
+    if (node == sim_node_coord()) {
+        sim_coord_listen(&self->coord);
+        sim_coord_wake(&self->coord);
+    } else if (node <= self->o.ranks) {
+        sim_rank_listen(&self->ranks[node - 1]);
+        sim_rank_wake(&self->ranks[node - 1], self->now_ns);
+    } else {
+        sim_front_listen(&self->fronts[node - 1 - self->o.ranks]);
+    }
+}
+
+void sim_fault_stop_node(sim_t *self, uint32_t node, uint64_t ns)
+{
+    uint64_t patience = SIM_DEAD_AFTER_NS + sim_below(self, LK_SECOND_NS);
     sim_log(self, "node %u is stopped for %.3f s", node, (double)ns / LK_SECOND_NS);
     self->stopped[node] = true;
     sim_net_hold(self, node, ~0u);
-    sim_post(self, ns, SIM_EV_CONT, node, 0, 0, NULL);
+    uint64_t life = sim_net_life(self, node);
+    if (ns < patience) {
+        sim_post(self, ns, SIM_EV_CONT, node, 0, life, NULL);
+    } else {
+        sim_post(self, patience, SIM_EV_DIE, node, SILENT, life, NULL);
+    }
 }
 
-void sim_fault_continue(sim_t *self, uint32_t node)
+void sim_fault_continue(sim_t *self, uint32_t node, uint64_t life)
 {
-    if (!self->stopped[node]) {
+    if (!self->stopped[node] || sim_net_life(self, node) != life) {
         return;
     }
     sim_log(self, "node %u goes on", node);
     self->stopped[node] = false;
-    sim_net_hold(self, node, 0);
-    if (node == sim_node_coord()) {
-        sim_coord_wake(&self->coord);
-    } else if (node <= self->o.ranks) {
-        sim_rank_wake(&self->ranks[node - 1], self->now_ns);
-    }
+    listen_again(self, node);
 }
 
-void sim_fault_act(sim_t *self)
+/* ---- the dice ---- */
+
+void sim_fault_act(sim_t *self, uint32_t what)
 {
     if (self->phase != SIM_SAFETY) {
         return;
     }
     uint32_t node = (uint32_t)sim_below(self, n_nodes(self));
-    if (!self->stopped[node]) {
+    if (what == KILL) {
+        kill_node(self, node, "SIGKILL");
+    } else if (sim_net_life(self, node) != 0 && !self->stopped[node]) {
         uint64_t longest = self->o.stop_ms * LK_MS_NS;
-        stop_node(self, node,
-                  1 + sim_below(self, sim_chance(self, 50) ? longest : longest / 10 + 1));
+        sim_fault_stop_node(self, node,
+                            1 + sim_below(self, sim_chance(self, 50) ? longest : longest / 10 + 1));
     }
-    schedule(self);
+    schedule(self, what);
 }
 
 void sim_fault_heal(sim_t *self)
 {
     for (uint32_t node = 0; node < n_nodes(self); node++) {
-        sim_fault_continue(self, node);
+        sim_fault_continue(self, node, sim_net_life(self, node));
     }
 }

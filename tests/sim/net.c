@@ -9,9 +9,17 @@
 
 typedef struct {
     sim_link_t link;
+    uint64_t from_life, to_life, sent_ns;
     size_t envelope_len, len;
     uint8_t data[];
 } packet_t;
+
+typedef struct {
+    uint64_t life;          /* 0: no process */
+    uint64_t over, over_ns; /* the last life that ended, and when */
+    uint64_t cut_ns;        /* of what that life sent, only what is older arrives */
+    uint64_t subscribed_ns;
+} place_t;
 
 /* What waits in the sockets of a node that does not read. */
 typedef struct {
@@ -23,6 +31,7 @@ typedef struct {
 struct sim_net {
     size_t nodes;
     held_t *held;      /* [nodes] */
+    place_t *places;   /* [nodes] */
     uint64_t *last_ns; /* [link][from][to]: when the newest message arrives */
     lk_buf_t envelope, body;
     sim_traffic_t traffic[SIM_LINK_COUNT];
@@ -41,7 +50,8 @@ sim_net_t *sim_net_new(const sim_t *sim)
     self->nodes = 1 + sim->o.ranks + sim->o.frontends;
     self->last_ns = calloc(SIM_LINK_COUNT * self->nodes * self->nodes, sizeof *self->last_ns);
     self->held = calloc(self->nodes, sizeof *self->held);
-    CHECK(self->last_ns != NULL && self->held != NULL);
+    self->places = calloc(self->nodes, sizeof *self->places);
+    CHECK(self->last_ns != NULL && self->held != NULL && self->places != NULL);
     lk_buf_init(&self->envelope, 0);
     lk_buf_init(&self->body, 0);
     return self;
@@ -60,6 +70,7 @@ void sim_net_destroy(sim_net_t **self_p)
             free(self->held[i].events);
         }
         free(self->held);
+        free(self->places);
         free(self->last_ns);
         free(self);
         *self_p = NULL;
@@ -76,7 +87,44 @@ static bool is_lost(sim_t *sim, sim_link_t link)
     return lossy && percent > 0 && sim_chance(sim, percent);
 }
 
-void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const msg_t *msg)
+static bool is_published(sim_link_t link)
+{
+    return link == SIM_LINK_WAVE || link == SIM_LINK_STATS;
+}
+
+void sim_net_up(sim_t *sim, uint32_t node, uint64_t life)
+{
+    sim->net->places[node].life = life;
+    sim_net_hold(sim, node, 0);
+    for (uint32_t n = 1; node == sim_node_coord() && n < sim->net->nodes; n++) {
+        sim_net_subscribe(sim, n); /* by itself, when its socket has connected again */
+    }
+}
+
+/* What the dead process sent last is lost with its send queue. */
+void sim_net_down(sim_t *sim, uint32_t node)
+{
+    place_t *p = &sim->net->places[node];
+    uint64_t back = sim_chance(sim, 50) ? 0 : sim_below(sim, 4 * sim->o.latency_us * 1000 + 1);
+    p->over = p->life;
+    p->over_ns = sim->now_ns;
+    p->cut_ns = sim->now_ns - back;
+    p->life = 0;
+    sim_net_hold(sim, node, 0); /* what it had not read is lost */
+}
+
+uint64_t sim_net_life(const sim_t *sim, uint32_t node)
+{
+    return sim->net->places[node].life;
+}
+
+void sim_net_subscribe(sim_t *sim, uint32_t node)
+{
+    sim->net->places[node].subscribed_ns = sim->now_ns + sim_below(sim, 50 * LK_MS_NS);
+}
+
+void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t to_life,
+                  const msg_t *msg)
 {
     sim_net_t *self = sim->net;
     lk_error_t err = LK_ERROR_INIT;
@@ -91,12 +139,14 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, const
     self->traffic[link].messages++;
     self->traffic[link].bytes += len;
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_SENT, .from = from, .to = to, .msg = msg});
-    if (is_lost(sim, link)) {
+    if (is_lost(sim, link) ||
+        (is_published(link) && sim->now_ns < self->places[to].subscribed_ns)) {
         return;
     }
     packet_t *packet = malloc(sizeof *packet + len);
     CHECK(packet != NULL);
-    *packet = (packet_t){link, self->envelope.len, len};
+    *packet =
+        (packet_t){link, self->places[from].life, to_life, sim->now_ns, self->envelope.len, len};
     memcpy(packet->data, self->envelope.data, self->envelope.len);
     memcpy(packet->data + self->envelope.len, self->body.data, self->body.len);
     uint64_t *last = &self->last_ns[(link * self->nodes + from) * self->nodes + to];
@@ -153,11 +203,23 @@ static void change_pause(const sim_t *sim, msg_cmd_t *cmd)
     }
 }
 
+/* Lost with a process at one of the two ends. */
+static bool is_cut(const sim_net_t *self, const packet_t *packet, uint32_t from, uint32_t to)
+{
+    const place_t *f = &self->places[from], *t = &self->places[to];
+    bool lost_there = packet->to_life != 0 ? packet->to_life != t->life
+                                           : t->over != 0 && packet->sent_ns <= t->over_ns;
+    return lost_there || (packet->from_life == f->over && packet->sent_ns > f->cut_ns);
+}
+
 void sim_net_deliver(sim_t *sim, sim_event_t *event)
 {
     const packet_t *packet = event->data;
     uint32_t to = event->b;
-    if (sim->net->held[to].links >> packet->link & 1) {
+    if (is_cut(sim->net, packet, event->a, to)) {
+        return;
+    }
+    if (sim->net->places[to].life == 0 || sim->net->held[to].links >> packet->link & 1) {
         keep(&sim->net->held[to], event);
         return;
     }

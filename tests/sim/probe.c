@@ -24,9 +24,15 @@ static void next(sim_t *self, probe_stage_t stage)
 
 static void on_answer(sim_t *self, void *ctx, const sim_call_t *call)
 {
+    if (call->status == LK_ERR_TIMEOUT && self->probe.stage == PROBE_RESUME) {
+        next(self, PROBE_RESUME); /* an update that its caller left may hold up the rounds */
+        return;
+    }
     if (call->status != LK_OK) {
-        sim_fail(self, "liveness", "afterwards %s does not work: %s %s", sim_call_name(call),
-                 lk_status_name(call->status), call->text);
+        char ranks[3000];
+        sim_describe(self, ranks, sizeof ranks);
+        sim_fail(self, "liveness", "afterwards %s does not work: %s %s%s", sim_call_name(call),
+                 lk_status_name(call->status), call->text, ranks);
         return;
     }
     next(self, self->probe.stage + 1);
@@ -80,12 +86,25 @@ static void forget_a_request(sim_t *self)
     engine_core_on_message(self->ranks[0].core, 0, &msg);
 }
 
+static bool is_paused(const sim_t *self)
+{
+    bool paused = false;
+    for (uint32_t r = 0; r < self->o.ranks; r++) {
+        const group_t *group = engine_core_group(self->ranks[r].core);
+        paused |= pause_is_paused(group_pause(group)) || group_paused_local(group);
+    }
+    return paused;
+}
+
 void sim_probe_act(sim_t *self)
 {
     if (self->probe.waiting) {
         return;
     }
-    bool dirty = group_weights(engine_core_group(self->ranks[0].core))->gates & GATE_DIRTY;
+    bool dirty = false;
+    for (uint32_t r = 0; r < self->o.ranks; r++) {
+        dirty |= (group_gates(engine_core_group(self->ranks[r].core)) & GATE_DIRTY) != 0;
+    }
     switch ((probe_stage_t)self->probe.stage) {
     case PROBE_RESUME:
         ask(self, SIM_CALL_RESUME, 0);
@@ -106,7 +125,11 @@ void sim_probe_act(sim_t *self)
         }
         break;
     case PROBE_REQUESTS:
-        ask_requests(self);
+        if (is_paused(self)) { /* by a command that a dead front end left behind */
+            next(self, PROBE_RESUME);
+        } else {
+            ask_requests(self);
+        }
         break;
     case PROBE_WAIT:
         wait_requests(self);

@@ -43,7 +43,7 @@ static sim_config_t config_of(uint64_t ranks, uint64_t events)
     o->latency_us = 100;
     o->step_us = STEP_US;
     o->spikes = o->slow_rank = o->lost_starts = o->lost_stats = o->torn_streams = 0;
-    o->stop_every_ms = 0;
+    o->stop_every_ms = o->kill_every_ms = 0;
     o->control_timeout_ms = o->transfer_timeout_ms = 30000;
     return config;
 }

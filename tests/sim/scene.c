@@ -220,9 +220,7 @@ void scene_delay_start(sim_t *sim, uint32_t rank, uint64_t ms)
 
 void scene_stop(sim_t *sim, uint32_t node, uint64_t ms)
 {
-    sim->stopped[node] = true;
-    sim_net_hold(sim, node, ~0u);
-    sim_post(sim, ms * LK_MS_NS, SIM_EV_CONT, node, 0, 0, NULL);
+    sim_fault_stop_node(sim, node, ms * LK_MS_NS);
 }
 
 const group_t *scene_group(const sim_t *sim, uint32_t rank)

@@ -236,7 +236,7 @@ bool scene_old_life(sim_t *sim, sim_scene_t *scene)
 {
     SCENE_BEGIN;
     scene->n[0] = sim->fronts[0].generation;
-    scene->n[1] = sim->ranks[0].group_epoch;
+    scene->n[1] = sim->ranks[0].enrol.epoch;
     scene->r[0] = scene_request(sim, 0, 0, 4, 60);
     AWAIT(scene_tokens(scene->r[0]) > 3);
     scene->c[0] = scene_pause(sim, 0, PAUSE_KEEP, true);

@@ -73,6 +73,12 @@ void sim_trace(sim_t *self, uint64_t value)
     self->trace = lk_mix64(self->trace ^ value);
 }
 
+uint64_t sim_fresh_life(sim_t *self)
+{
+    self->lives = LK_MAX(self->lives + 1, self->now_ns);
+    return self->lives;
+}
+
 bool sim_plants(sim_t *self, sim_canary_t canary)
 {
     if (self->config.canary != canary || self->planted || self->phase != SIM_SAFETY ||
@@ -151,7 +157,7 @@ uint64_t sim_latency_ns(sim_t *self)
 /* Adds what there is by now, or takes it away: figures of a phase are end less beginning. */
 static void add_figures(const sim_t *self, sim_figures_t *sum, bool minus)
 {
-    const sim_mesh_stats_t *mesh = sim_mesh_stats(self->mesh);
+    const sim_mesh_stats_t *mesh = &self->mesh_stats;
     sim_figures_t f = {.ns = self->now_ns,
                        .steps = self->result.steps,
                        .rounds = self->result.rounds,
@@ -182,14 +188,17 @@ static void enter_phase(sim_t *self, sim_phase_t phase)
 
 static bool everybody_serves(const sim_t *self)
 {
-    for (uint32_t f = 0; f < self->o.frontends; f++) {
-        if (!self->fronts[f].serving) {
+    for (uint32_t r = 0; r < self->o.ranks; r++) {
+        const sim_rank_t *rank = &self->ranks[r];
+        if (rank->enrol.state != ENROL_MEMBER || rank->enrol.epoch != self->ranks[0].enrol.epoch ||
+            !group_is_member(engine_core_group(rank->core)) ||
+            group_updating(engine_core_group(rank->core))) {
             return false;
         }
-        for (uint32_t r = 0; r < self->o.ranks; r++) {
-            if (!self->fronts[f].known[r]) {
-                return false;
-            }
+    }
+    for (uint32_t f = 0; f < self->o.frontends; f++) {
+        if (!sim_front_serves(&self->fronts[f])) {
+            return false;
         }
     }
     return true;
@@ -216,7 +225,7 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
         enter_phase(self, SIM_HEAL);
         sim_fault_heal(self);
         sim_post(self, 0, SIM_EV_CARE, 0, 0, 0, NULL);
-    } else if (self->phase == SIM_HEAL && sim_open_requests(self) == 0 &&
+    } else if (self->phase == SIM_HEAL && everybody_serves(self) && sim_open_requests(self) == 0 &&
                sim_open_calls(self) == 0 && sim_trainers_idle(self)) {
         enter_phase(self, SIM_PROBE);
         sim_post(self, 0, SIM_EV_PROBE, 0, 0, 0, NULL);
@@ -227,7 +236,7 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
 static void take_care(sim_t *self)
 {
     if (self->phase == SIM_HEAL) {
-        if (sim_open_calls(self) == 0) {
+        if (sim_open_calls(self) == 0 && sim_front_runs(self, 0)) {
             sim_call(self, 0, SIM_CALL_RESUME, 0, false, NULL, 0, NULL, NULL);
         }
         sim_post(self, CARE_NS, SIM_EV_CARE, 0, 0, 0, NULL);
@@ -240,17 +249,14 @@ static void handle(sim_t *self, sim_event_t *event)
     case SIM_EV_MESSAGE:
         sim_net_deliver(self, event);
         break;
-    case SIM_EV_VOTE:
-        sim_mesh_on_vote(self->mesh, event);
-        break;
-    case SIM_EV_EXCHANGE:
-        sim_mesh_on_exchange(self->mesh, event);
+    case SIM_EV_MESH:
+        sim_mesh_on_frame(self, event);
         break;
     case SIM_EV_RANK:
         sim_rank_on_event(&self->ranks[event->a], event->at_ns);
         break;
     case SIM_EV_FRONT:
-        sim_front_on_tick(&self->fronts[event->a]);
+        sim_front_on_tick(&self->fronts[event->a], event->n);
         break;
     case SIM_EV_COORD:
         sim_coord_on_event(&self->coord, event->at_ns);
@@ -275,14 +281,23 @@ static void handle(sim_t *self, sim_event_t *event)
     case SIM_EV_PROBE:
         sim_probe_act(self);
         break;
+    case SIM_EV_REFUSED:
+        sim_call_refused(self, event->n);
+        break;
     case SIM_EV_CARE:
         take_care(self);
         break;
     case SIM_EV_FAULT:
-        sim_fault_act(self);
+        sim_fault_act(self, event->a);
         break;
     case SIM_EV_CONT:
-        sim_fault_continue(self, event->a);
+        sim_fault_continue(self, event->a, event->n);
+        break;
+    case SIM_EV_DIE:
+        sim_fault_die(self, event->a, event->b, event->n);
+        break;
+    case SIM_EV_BORN:
+        sim_fault_born(self, event->a);
         break;
     case SIM_EV_SCENE:
         sim_scene_tick(self);
@@ -315,7 +330,7 @@ static void old_world(sim_options_t *o)
     o->ranks = LK_MAX(o->ranks, 2);
     o->lost_starts = 0;
     o->torn_streams = 0;
-    o->stop_every_ms = 0;
+    o->stop_every_ms = o->kill_every_ms = 0;
     o->backend = o->backend == 0 ? 0 : 2;
     o->control_timeout_ms = LK_MIN(o->control_timeout_ms, 1000);
     o->transfer_timeout_ms = 600000;
@@ -334,7 +349,8 @@ static void open_world(sim_t *self)
     self->max_model_len = (uint32_t)LK_MIN(positions, 200);
     self->checks = sim_checks_new(self);
     self->net = sim_net_new(self);
-    self->mesh = sim_mesh_new(self);
+    self->mesh_last_ns = calloc(self->o.ranks * self->o.ranks, sizeof *self->mesh_last_ns);
+    CHECK(self->mesh_last_ns != NULL);
     self->ranks = calloc(self->o.ranks, sizeof *self->ranks);
     self->fronts = calloc(self->o.frontends, sizeof *self->fronts);
     CHECK(self->ranks != NULL && self->fronts != NULL);
@@ -356,14 +372,15 @@ static void open_world(sim_t *self)
 static void close_world(sim_t *self)
 {
     sim_saw(self, &(sim_saw_t){.kind = SIM_SAW_END});
+    self->phase = SIM_DONE; /* nobody reacts any more */
     sim_trainer_stop(self);
     for (uint32_t f = 0; f < self->o.frontends; f++) {
-        sim_front_stop(&self->fronts[f]);
+        sim_front_kill(&self->fronts[f]);
     }
     for (uint32_t r = 0; r < self->o.ranks; r++) {
-        sim_rank_stop(&self->ranks[r]);
+        sim_rank_kill(&self->ranks[r]);
     }
-    sim_coord_stop(&self->coord);
+    sim_coord_kill(&self->coord);
     sim_client_stop(self);
     sim_caller_stop(self);
     sim_fault_stop(self);
@@ -372,7 +389,7 @@ static void close_world(sim_t *self)
         free(self->heap[i].data);
     }
     free(self->heap);
-    sim_mesh_destroy(&self->mesh);
+    free(self->mesh_last_ns);
     sim_net_destroy(&self->net);
     sim_checks_destroy(self, &self->checks);
     free(self->ranks);

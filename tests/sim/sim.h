@@ -15,6 +15,7 @@
 #include "api_frontend/engine_client.h"
 #include "base/prng.h"
 #include "coordinator/coordinator.h"
+#include "engine_core/dp/enrol.h"
 #include "engine_core/engine_core.h"
 #include "tests/sim/canary.h"
 #include "tests/sim/options.h"
@@ -23,20 +24,22 @@ typedef struct sim sim_t;
 
 /* name, meaning of (a, b, n) */
 #define SIM_EVENT_TABLE(X)                                                                         \
-    X(MESSAGE)  /* a message arrives (from node a at node b) */                                    \
-    X(VOTE)     /* a vote of rank a arrives at rank b (n: round) */                                \
-    X(EXCHANGE) /* rank a's share of a step arrives at rank b */                                   \
-    X(RANK)     /* rank a runs */                                                                  \
-    X(FRONT)    /* front end a looks at its clock */                                               \
-    X(COORD)    /* the coordinator does */                                                         \
-    X(CLIENT)   /* client a acts; b: it goes away, if it still waits for request n */              \
-    X(CALLER)   /* caller a acts */                                                                \
-    X(TRAINER)  /* trainer a acts; b: it moves bytes */                                            \
-    X(PROBE)    /* the next question of the last phase */                                          \
-    X(CARE)     /* while healing: is something left paused? */                                     \
-    X(FAULT)    /* something goes wrong */                                                         \
-    X(SCENE)    /* time goes on for a script (scene.h) */                                          \
-    X(CONT)     /* node a, which was stopped, goes on */
+    X(MESSAGE) /* a message arrives (from node a at node b) */                                     \
+    X(MESH)    /* a frame of rank a arrives at rank b */                                           \
+    X(RANK)    /* rank a runs */                                                                   \
+    X(FRONT)   /* front end a looks at its clock */                                                \
+    X(COORD)   /* the coordinator does */                                                          \
+    X(CLIENT)  /* client a acts; b: it goes away, if it still waits for request n */               \
+    X(CALLER)  /* caller a acts */                                                                 \
+    X(TRAINER) /* trainer a acts; b: it moves bytes */                                             \
+    X(PROBE)   /* the next question of the last phase */                                           \
+    X(REFUSED) /* call n meets a front end that does not run */                                    \
+    X(CARE)    /* while healing: is something left paused? */                                      \
+    X(FAULT)   /* something goes wrong */                                                          \
+    X(SCENE)   /* time goes on for a script (scene.h) */                                           \
+    X(CONT)    /* node a, which was stopped, goes on (n: that life of it) */                       \
+    X(DIE)     /* that life ends */                                                                \
+    X(BORN)    /* the launcher starts node a again */
 
 typedef enum {
 #define X(name) SIM_EV_##name,
@@ -80,6 +83,7 @@ typedef struct {
     uint64_t requests, tokens, calls, steps, rounds, updates;
     /* steps of a rank from every rank's SEEN to its answer, over the pauses (but mode wait) */
     uint64_t pauses, pause_steps, pause_steps_most;
+    uint64_t deaths, epochs;
     sim_figures_t safety; /* of that phase */
     bool failed;
     char check[32], text[4096];
@@ -89,40 +93,50 @@ typedef struct {
 
 typedef struct sim_net sim_net_t;
 typedef struct sim_mesh sim_mesh_t;
+/* Of all ranks. */
+typedef struct {
+    uint64_t votes, vote_bytes, exchanges, exchange_bytes;
+} sim_mesh_stats_t;
 typedef struct sim_trainer sim_trainer_t;
 typedef struct sim_request sim_request_t;
 typedef struct sim_call sim_call_t;
 typedef struct sim_checks sim_checks_t;
 typedef struct sim_scene sim_scene_t;
 
+/* A process: `generation` is its life, 0 while there is none. */
 typedef struct {
     sim_t *sim;
     uint32_t rank;
-    uint64_t generation, sequence, group_epoch;
+    uint64_t generation, sequence, weight_floor;
     lk_env_t env;
-    executor_t *executor; /* exec.h around the null executor */
-    engine_core_t *core;  /* NULL: not started */
-    uint64_t wake_ns;     /* of the RANK event that counts; UINT64_MAX: none */
-    uint64_t busy_ns;     /* the step under way is computed until then */
-    uint64_t idle_looks;  /* looks at a transfer in a row that moved nothing */
-    void *transfer;       /* of transfer.c: its connection with the collective backend */
+    enrol_t enrol;
+    sim_mesh_t *mesh;
+    uint64_t *front_lives; /* [frontends]: which the addresses in INIT belong to; 0: none yet */
+    uint64_t loaded_ns;    /* when its weights are there */
+    executor_t *executor;  /* exec.h around the null executor */
+    engine_core_t *core;   /* NULL until the first group epoch */
+    uint64_t wake_ns;      /* of the RANK event that counts; UINT64_MAX: none */
+    uint64_t busy_ns;      /* the step under way is computed until then */
+    uint64_t idle_looks;   /* looks at a transfer in a row that moved nothing */
+    void *transfer;        /* of transfer.c: its connection with the collective backend */
 } sim_rank_t;
 
 typedef struct {
     sim_t *sim;
     uint32_t index;
-    uint64_t generation, sequence, heartbeat_ns;
-    engine_client_t *client; /* NULL: not started */
-    bool *known;             /* [ranks]: said ENGINE_HERE */
-    bool serving;
-    bool paused; /* of the old design only */
+    uint64_t generation, sequence, heartbeat_ns, hello_ns;
+    engine_client_t *client; /* NULL before INIT */
+    uint64_t *known;         /* [ranks]: the life that said ENGINE_HERE; 0: none */
+    bool paused;             /* of the old design only */
 } sim_front_t;
 
 typedef struct {
     sim_t *sim;
-    coordinator_t *coordinator;
-    uint64_t wake_ns;
+    coordinator_t *coordinator; /* NULL: it does not run */
+    uint64_t wake_ns, life;
 } sim_coord_t;
+
+#define SIM_DEAD_AFTER_NS (5 * LK_SECOND_NS)
 
 struct sim {
     sim_config_t config;
@@ -139,7 +153,9 @@ struct sim {
     model_config_t model;
     uint32_t max_model_len;
     sim_net_t *net;
-    sim_mesh_t *mesh;
+    uint64_t *mesh_last_ns; /* [ranks * ranks]: when the newest frame of a pair arrives */
+    uint64_t mesh_attempts, lives;
+    sim_mesh_stats_t mesh_stats;
     sim_rank_t *ranks;
     sim_front_t *fronts;
     sim_coord_t coord;
@@ -197,24 +213,34 @@ static inline uint64_t sim_around(sim_t *self, uint64_t mean)
 /* Of one message. */
 uint64_t sim_latency_ns(sim_t *self);
 
+/* The generation of a new process: higher than all before. */
+uint64_t sim_fresh_life(sim_t *self);
+
 /* rank.c */
 void sim_rank_start(sim_rank_t *self);
-void sim_rank_stop(sim_rank_t *self);
+void sim_rank_kill(sim_rank_t *self);
+void sim_rank_listen(sim_rank_t *self);
 void sim_rank_wake(sim_rank_t *self, uint64_t at_ns);
 void sim_rank_on_event(sim_rank_t *self, uint64_t at_ns);
 void sim_rank_on_msg(sim_rank_t *self, uint32_t from_node, const msg_t *msg);
 /* What it waits for, for reports: "in step 7, without rank 1". */
 void sim_rank_describe(const sim_rank_t *self, char *out, size_t room);
+/* All of them, a line each; begins with a line feed. */
+void sim_describe(const sim_t *self, char *out, size_t room);
 
 /* front.c */
 void sim_front_start(sim_front_t *self);
-void sim_front_stop(sim_front_t *self);
-void sim_front_on_tick(sim_front_t *self);
+void sim_front_kill(sim_front_t *self);
+void sim_front_listen(sim_front_t *self);
+/* Its group is whole. */
+bool sim_front_serves(const sim_front_t *self);
+void sim_front_on_tick(sim_front_t *self, uint64_t generation);
 void sim_front_on_msg(sim_front_t *self, const msg_t *msg);
 
 /* coord.c */
 void sim_coord_start(sim_coord_t *self);
-void sim_coord_stop(sim_coord_t *self);
+void sim_coord_kill(sim_coord_t *self);
+void sim_coord_listen(sim_coord_t *self);
 void sim_coord_on_event(sim_coord_t *self, uint64_t at_ns);
 void sim_coord_wake(sim_coord_t *self);
 void sim_coord_on_msg(sim_coord_t *self, const msg_t *msg);
@@ -243,6 +269,8 @@ void sim_client_act(sim_t *self, uint32_t client);
 /* Goes away, if it still waits for that request. */
 void sim_client_leave(sim_t *self, uint32_t client, size_t request);
 size_t sim_open_requests(const sim_t *self);
+/* The front end has died: its clients see their connections end. */
+void sim_requests_lost(sim_t *self, uint32_t front);
 
 /* caller.c: control calls */
 typedef enum { SIM_CALL_PAUSE, SIM_CALL_RESUME, SIM_CALL_UPDATE, SIM_CALL_UTILITY } sim_call_kind_t;
@@ -271,6 +299,8 @@ void sim_caller_start(sim_t *self);
 void sim_caller_stop(sim_t *self);
 void sim_caller_act(sim_t *self, uint32_t caller);
 size_t sim_open_calls(const sim_t *self);
+void sim_calls_lost(sim_t *self, uint32_t front);
+void sim_call_refused(sim_t *self, size_t call);
 
 /* trainer.c */
 void sim_trainer_start(sim_t *self);
@@ -291,10 +321,16 @@ sim_sent_t sim_trainer_sent(const sim_call_t *call);
 /* fault.c: what goes wrong */
 void sim_fault_start(sim_t *self);
 void sim_fault_stop(sim_t *self);
-void sim_fault_act(sim_t *self);
+void sim_fault_act(sim_t *self, uint32_t what);
 /* Everything that was stopped goes on, and nothing goes wrong any more. */
 void sim_fault_heal(sim_t *self);
-void sim_fault_continue(sim_t *self, uint32_t node);
+/* For so long, or until the launcher, which hears nothing of it either, kills it. */
+void sim_fault_stop_node(sim_t *self, uint32_t node, uint64_t ns);
+void sim_fault_continue(sim_t *self, uint32_t node, uint64_t life);
+/* The process ends by itself, soon; the launcher starts another one. */
+void sim_fault_ended(sim_t *self, uint32_t node, const char *why);
+void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life);
+void sim_fault_born(sim_t *self, uint32_t node);
 /* The front end's process runs: who calls it gets somewhere. */
 bool sim_front_runs(const sim_t *self, uint32_t front);
 

@@ -69,7 +69,8 @@ START_TEST(test_canary)
         sim_config_t config = {.seed = seed, .max_events = 4000, .canary = canary};
         sim_result_t r, again;
         sim_options_draw(&config.options, seed);
-        config.options.stop_every_ms = config.options.torn_streams = 0;
+        config.options.stop_every_ms = config.options.kill_every_ms = 0;
+        config.options.torn_streams = 0;
         sim_run(&config, &r);
         if (canary == SIM_CANARY_REAL_TIME) {
             sim_run(&config, &again);

@@ -401,8 +401,9 @@ static void describe_tensors(sim_trainer_t *self)
     CHECK(self->descs != NULL && self->data != NULL);
     for (size_t i = 0; i < self->n_tensors; i++) {
         const weight_slot_t *slot = weight_table_at(table, i);
-        self->descs[i] =
-            (tensor_desc_t){.name = slot->name, .dtype = LK_DTYPE_F32, .ndim = slot->ndim};
+        char *name = strdup(slot->name); /* the rank may be gone sooner */
+        CHECK(name != NULL);
+        self->descs[i] = (tensor_desc_t){.name = name, .dtype = LK_DTYPE_F32, .ndim = slot->ndim};
         memcpy(self->descs[i].shape, slot->shape, sizeof slot->shape);
         self->data[i] = calloc(slot->numel, sizeof(float));
         CHECK(self->data[i] != NULL);
@@ -432,6 +433,7 @@ void sim_trainer_stop(sim_t *sim)
         sim_trainer_t *self = &sim->trainers[t];
         hang_up(self);
         for (size_t i = 0; i < self->n_tensors; i++) {
+            free((char *)(uintptr_t)self->descs[i].name);
             free(self->data[i]);
         }
         free(self->data);
