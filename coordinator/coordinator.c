@@ -340,6 +340,7 @@ static void publish(coordinator_t *self, uint64_t now_ns)
         s->serving = coordinator_serving(self);
         s->group_epoch = membership_epoch(self->membership);
         s->why = msg_str(s->serving ? "" : membership_cause(self->membership));
+        s->weight_epoch = membership_weights(self->membership);
         s->wave = self->wave;
         s->round = self->round;
         s->run = self->run;

@@ -389,6 +389,11 @@ uint64_t membership_weight_floor(const membership_t *self)
     return self->floor;
 }
 
+uint64_t membership_weights(const membership_t *self)
+{
+    return self->newest_weights;
+}
+
 const char *membership_cause(const membership_t *self)
 {
     return self->cause;

@@ -59,6 +59,8 @@ uint64_t membership_epoch(const membership_t *self);
 bool membership_adopted(const membership_t *self);
 /* Newest weight epoch that was reported before the current group epoch was formed. */
 uint64_t membership_weight_floor(const membership_t *self);
+/* Newest weight epoch that anybody has heard of. */
+uint64_t membership_weights(const membership_t *self);
 /* Why the last epoch broke; "" if none did. */
 const char *membership_cause(const membership_t *self);
 /* LK_ERR_INTERNAL: epochs break again and again though nobody dies. */

@@ -28,7 +28,9 @@ static void end(engine_app_t *app, const lk_error_t *err)
 
 static uint64_t weight_epoch(const engine_app_t *app)
 {
-    return app->core != NULL ? group_weights(engine_core_group(app->core))->epoch : 0;
+    uint64_t floor = app->init.type == MSG_INIT ? app->init.init.weight_floor : 0;
+    return app->core != NULL ? LK_MAX(floor, group_weights(engine_core_group(app->core))->epoch)
+                             : floor;
 }
 
 static void say_hello(engine_app_t *app, const char *why)

@@ -18,7 +18,7 @@ typedef struct {
 
 static uint64_t gates_of(const sim_t *sim, uint32_t rank)
 {
-    return group_weights(engine_core_group(sim->ranks[rank].core))->gates;
+    return group_gates(engine_core_group(sim->ranks[rank].core));
 }
 
 /* New weights come with a new epoch; a half updated set is nobody's until it is dirty or whole. */

@@ -68,7 +68,10 @@ void sim_rank_listen(sim_rank_t *self)
 
 static void say_hello(sim_rank_t *self, const char *why)
 {
-    uint64_t weights = self->core != NULL ? group_weights(engine_core_group(self->core))->epoch : 0;
+    uint64_t weights = self->weight_floor;
+    if (self->core != NULL) {
+        weights = LK_MAX(weights, group_weights(engine_core_group(self->core))->epoch);
+    }
     msg_t msg = {.type = MSG_HELLO};
     msg.hello = (msg_hello_t){.role = MSG_ROLE_ENGINE,
                               .rank = self->rank,
@@ -385,6 +388,7 @@ void sim_rank_start(sim_rank_t *self)
     self->busy_ns = self->idle_looks = 0;
     self->env = sim->env;
     self->enrol = (enrol_t){0};
+    self->weight_floor = 0;
     self->front_lives = calloc(sim->o.frontends, sizeof *self->front_lives);
     CHECK(self->front_lives != NULL);
     self->mesh = sim_mesh_new(sim, self->rank);
