@@ -25,18 +25,17 @@
 #define ACT_SEEN                 0
 #define ACT_REPEAT               1
 #define ACT_DONE                 2
-#define ACT_DROP_CLIENT          3
-#define ACT_FINISH_ALL           4
-#define ACT_CLEAR_CACHE          5
-#define ACT_UPDATE_ENTER         6
-#define ACT_UPDATE_COMMIT        7
-#define ACT_UPDATE_OUTCOME       8
-#define ACT_SESSION_CLOSE        9
-#define ACT_PUBLISH              10
-#define ACT_RELABEL              11
-#define ACT_DIRTY                12
-#define ACT_REPORT               13
-#define ACT_ANNOUNCE             14
+#define ACT_FINISH_ALL           3
+#define ACT_CLEAR_CACHE          4
+#define ACT_UPDATE_ENTER         5
+#define ACT_UPDATE_COMMIT        6
+#define ACT_UPDATE_OUTCOME       7
+#define ACT_SESSION_CLOSE        8
+#define ACT_PUBLISH              9
+#define ACT_RELABEL              10
+#define ACT_DIRTY                11
+#define ACT_REPORT               12
+#define ACT_ANNOUNCE             13
 
 /* where the entries begin, of a front ends */
 #define VEC_IDLE                 0

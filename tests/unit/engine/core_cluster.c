@@ -47,8 +47,8 @@ static void cc_random(void *ctx, void *buf, size_t len)
 static void check_tokens(const cc_t *self, const cc_request_t *r, uint32_t first)
 {
     for (uint32_t i = first; i < r->n_tokens - r->n_prompt; i++) {
-        uint32_t want = executor_null_token(&self->model, self->digests[r->epochs[i]], r->tokens,
-                                            r->n_prompt + i);
+        uint32_t want = executor_null_token(
+            &self->model, self->digests[r->epochs[i] % CC_MAX_EPOCHS], r->tokens, r->n_prompt + i);
         ck_assert_msg(r->tokens[r->n_prompt + i] == want,
                       "seed %llx: token %u of epoch %llu comes from other weights or other KV",
                       (unsigned long long)self->config.seed, i, (unsigned long long)r->epochs[i]);
@@ -742,19 +742,19 @@ void cc_note_epoch(cc_t *self)
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
         uint64_t epoch = group_weights(engine_core_group(self->engines[r]))->epoch;
         digest_t digest = weight_table_digest(self->executors[r]->ops->weights(self->executors[r]));
-        ck_assert_uint_lt(epoch + 1, CC_MAX_EPOCHS);
         if (self->config.shadow) {
-            bool known = self->digests[epoch].lane[0] != 0 || self->digests[epoch].lane[1] != 0;
-            ck_assert_msg(!known || digest_equal(self->digests[epoch], digest),
+            bool known = self->digests[epoch % CC_MAX_EPOCHS].lane[0] != 0 ||
+                         self->digests[epoch % CC_MAX_EPOCHS].lane[1] != 0;
+            ck_assert_msg(!known || digest_equal(self->digests[epoch % CC_MAX_EPOCHS], digest),
                           "seed %llx: rank %u: the weights of epoch %llu are not what they were",
                           (unsigned long long)self->config.seed, r, (unsigned long long)epoch);
-            self->digests[epoch] = digest;
+            self->digests[epoch % CC_MAX_EPOCHS] = digest;
             continue;
         }
         bool committing = group_updating(engine_core_group(self->engines[r])) ||
                           (group_weights(engine_core_group(self->engines[r]))->gates != 0);
         if (!committing) {
-            self->digests[epoch] = digest;
+            self->digests[epoch % CC_MAX_EPOCHS] = digest;
         }
     }
 }

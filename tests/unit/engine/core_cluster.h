@@ -81,7 +81,7 @@ typedef struct cc {
         struct cc *cc;
         uint32_t rank;
     } hosts[CC_MAX_RANKS];
-    digest_t digests[CC_MAX_EPOCHS]; /* by epoch */
+    digest_t digests[CC_MAX_EPOCHS]; /* by epoch, modulo their number */
 
     cc_link_t links[CC_MAX_FRONTENDS][CC_MAX_RANKS];
     uint64_t starts[CC_MAX_RANKS][64];

@@ -224,7 +224,8 @@ START_TEST(test_all_are_older)
     ck_assert_ptr_nonnull(
         strstr(cc->requests[cc->n_requests - 1].error, "nobody holds epoch 1, the newest"));
     expect_update_opens(cc, "step-2");
-    ck_assert_uint_eq(weights(cc, 0)->epoch, 2); /* an epoch is never used for other weights */
+    /* an epoch is never used for other weights, and one more commit may have died unheard of */
+    ck_assert_uint_eq(weights(cc, 0)->epoch, 2 + GROUP_EPOCH_SKIP);
     cc_destroy(&cc);
 }
 END_TEST
