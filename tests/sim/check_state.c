@@ -38,9 +38,9 @@ static void on_vote(sim_t *sim, state_t *self, uint32_t rank, uint64_t round)
     if (group->phase != GROUP_MEMBER) {
         return; /* what a new epoch starts from differs, and is what its first rounds are about */
     }
-    seen_t *seen = &self->seen[round % ROUNDS], now = {r->group_epoch, round, rank, ""};
+    seen_t *seen = &self->seen[round % ROUNDS], now = {r->enrol.epoch, round, rank, ""};
     describe(group, now.text, sizeof now.text);
-    if (seen->text[0] == '\0' || seen->round != round || seen->group_epoch != r->group_epoch) {
+    if (seen->text[0] == '\0' || seen->round != round || seen->group_epoch != r->enrol.epoch) {
         *seen = now;
     } else if (strcmp(seen->text, now.text) != 0) {
         sim_fail(sim, "rounds", "in round %llu rank %u is in another state than rank %u: %s; %s",

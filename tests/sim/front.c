@@ -108,14 +108,14 @@ void sim_front_kill(sim_front_t *self)
     sim_calls_lost(self->sim, self->index);
 }
 
-bool sim_front_serves(const sim_front_t *self)
+bool sim_front_serves(const sim_front_t *self, uint64_t epoch)
 {
     engine_client_info_t info;
     if (self->client == NULL) {
         return false;
     }
     engine_client_info(self->client, &info);
-    return info.whole;
+    return info.whole && info.group_epoch == epoch;
 }
 
 static void on_init(sim_front_t *self, const msg_init_t *init)

@@ -197,7 +197,7 @@ static bool everybody_serves(const sim_t *self)
         }
     }
     for (uint32_t f = 0; f < self->o.frontends; f++) {
-        if (!sim_front_serves(&self->fronts[f])) {
+        if (!sim_front_serves(&self->fronts[f], self->ranks[0].enrol.epoch)) {
             return false;
         }
     }

@@ -232,8 +232,8 @@ void sim_describe(const sim_t *self, char *out, size_t room);
 void sim_front_start(sim_front_t *self);
 void sim_front_kill(sim_front_t *self);
 void sim_front_listen(sim_front_t *self);
-/* Its group is whole. */
-bool sim_front_serves(const sim_front_t *self);
+/* The group of that epoch is whole for it. */
+bool sim_front_serves(const sim_front_t *self, uint64_t epoch);
 void sim_front_on_tick(sim_front_t *self, uint64_t generation);
 void sim_front_on_msg(sim_front_t *self, const msg_t *msg);
 
