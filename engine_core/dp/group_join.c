@@ -66,7 +66,8 @@ void group_leave(group_t *self, bool clean, const char *why)
     pause_leave(&self->pause);
     self->sc = 0;
     bool closed = self->weights.gates != 0 || pause_is_paused(&self->pause);
-    self->run = !self->config.lockstep && !closed;
+    /* Who had not joined yet may do what it did before: a rank that was just started, nothing. */
+    self->run = !self->config.lockstep && !closed && (was_member || self->run);
     if (!was_dirty && (self->weights.gates & GATE_DIRTY) && !self->config.lockstep) {
         group_push(self, GROUP_ACT_DIRTY, self->weights.dirty_why);
     }

@@ -378,6 +378,35 @@ START_TEST(test_death_while_forming)
 }
 END_TEST
 
+static lk_status_t no_check(void *ctx, update_verb_t verb, const char *spec, size_t spec_len,
+                            lk_error_t *err)
+{
+    return LK_OK;
+}
+
+/* A rank that was just started and never got into a group does not know whose weights are the
+ * newest, nor whether a pause is in force: it steps with nothing. */
+START_TEST(test_nobody_steps_before_it_has_joined)
+{
+    group_config_t config = {.rank = 1,
+                             .size = 3,
+                             .n_frontends = 1,
+                             .group_epoch = 5,
+                             .sync_interval = 4,
+                             .doorbell = true,
+                             .check = no_check};
+    group_t *group = group_new(&config);
+    ck_assert(group_run(group)); /* the first epoch of all has no join rounds */
+    group_form(group, 5, 0, true);
+    ck_assert(!group_run(group));
+    group_leave(group, true, "rank 0 closed its mesh connection");
+    ck_assert(!group_run(group));
+    group_form(group, 6, 0, false);
+    ck_assert(!group_run(group));
+    group_destroy(&group);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("group_epochs");
@@ -395,6 +424,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_pause_stays_in_force, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_drain_is_lifted, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_death_while_forming, 0, N_LAYOUTS);
+    tcase_add_test(tc, test_nobody_steps_before_it_has_joined);
     suite_add_tcase(s, tc);
     return s;
 }
