@@ -249,6 +249,20 @@ bool engine_client_abort(engine_client_t *self, uint64_t handle)
     return true;
 }
 
+/* The coordinator learns of new weights from whoever was told of them, too: the ranks that hold
+ * them may die with their reports. */
+static void note_weights(engine_client_t *self, uint64_t epoch)
+{
+    if (epoch <= self->info.weight_epoch) {
+        return;
+    }
+    self->info.weight_epoch = epoch;
+    msg_t msg = {.type = MSG_HEARTBEAT};
+    msg.heartbeat = (msg_heartbeat_t){
+        .role = MSG_ROLE_FRONTEND, .rank = self->config.client, .weight_epoch = epoch};
+    (void)!self->ops.send_coordinator(self->ops.ctx, &msg, NULL); /* HELLO says it again */
+}
+
 static void on_output(engine_client_t *self, uint32_t rank, const msg_output_t *out)
 {
     entry_t *e = find(self, out->handle);
@@ -258,7 +272,7 @@ static void on_output(engine_client_t *self, uint32_t rank, const msg_output_t *
         }
         return;
     }
-    self->info.weight_epoch = LK_MAX(self->info.weight_epoch, out->epoch);
+    note_weights(self, out->epoch);
     engine_output_fn fn = e->fn;
     void *ctx = e->ctx;
     if (out->finish_reason != FINISH_NONE) {
@@ -521,6 +535,7 @@ static bool dispatch(engine_client_t *self, const msg_t *msg)
     case MSG_SEEN:
         return msg->seen.rank < n && cmd_stream_on_seen(self->stream, &msg->seen);
     case MSG_DONE:
+        note_weights(self, msg->done.rank < n ? msg->done.weight_epoch : 0);
         return msg->done.rank < n && cmd_stream_on_done(self->stream, &msg->done);
     case MSG_UTILITY_REPLY:
         return msg->utility_reply.rank < n &&

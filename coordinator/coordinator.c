@@ -298,6 +298,7 @@ void coordinator_on_message(coordinator_t *self, const msg_t *msg)
         on_load(self, &msg->load_report.load);
         break;
     case MSG_HEARTBEAT:
+        membership_note_weights(self->membership, msg->heartbeat.weight_epoch);
         break;
     default:
         self->dropped++;

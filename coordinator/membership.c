@@ -221,7 +221,8 @@ static void record(member_t *m, const msg_t *msg, uint64_t now_ns)
  * this coordinator's earlier lives included. */
 static void remember(membership_t *self, const msg_hello_t *h)
 {
-    self->newest_left = LK_MAX(self->newest_left, LK_MAX(h->left_epoch, h->member_of));
+    uint64_t heard = LK_MAX(h->heard_epoch, LK_MAX(h->left_epoch, h->member_of));
+    self->newest_left = LK_MAX(self->newest_left, heard);
     membership_note_weights(self, h->weight_epoch);
 }
 

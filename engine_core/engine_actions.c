@@ -267,7 +267,8 @@ static void send_done(engine_core_t *self, const group_action_t *a)
                             .body = engine_done_body(self, a),
                             .pause_epoch = group_pause(self->group)->epoch,
                             .round = group_round(self->group),
-                            .wave = group_wave(self->group)};
+                            .wave = group_wave(self->group),
+                            .weight_epoch = group_weights(self->group)->epoch};
     if (a->kind == CMD_UPDATE) {
         self->session_active_ns = engine_now(self);
     }

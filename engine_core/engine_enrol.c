@@ -46,7 +46,8 @@ static void say_hello(engine_app_t *app, const char *why)
                               .left_epoch = app->enrol.left,
                               .member_of = enrol_member_of(&app->enrol),
                               .why = msg_str(why),
-                              .weight_epoch = weight_epoch(app)};
+                              .weight_epoch = weight_epoch(app),
+                              .heard_epoch = app->enrol.epoch};
     engine_link_send(&app->handshake, &app->scratch, &msg);
 }
 

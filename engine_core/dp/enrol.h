@@ -59,7 +59,7 @@ enrol_transition_t enrol_transition(enrol_state_t state, enrol_event_t event);
 
 typedef struct {
     enrol_state_t state;
-    uint64_t epoch; /* CONNECTING, MEMBER: of the group */
+    uint64_t epoch; /* CONNECTING, MEMBER: of the group; else the newest it was told of */
     uint64_t left;  /* the last epoch that was left, or not entered; 0: none */
     uint64_t said_ns;
 } enrol_t;

@@ -72,12 +72,12 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     }
 }
 
-/* Several lives of a front end may have used a handle. */
+/* Or ended by its front end, when the group broke. Several lives of that may have used a handle. */
 static bool left_by_client(const sim_t *sim, uint32_t front, uint64_t handle)
 {
     for (size_t i = sim->n_requests; i-- > 0;) {
         const sim_request_t *r = sim->requests[i];
-        if (r->front == front && r->handle == handle && r->aborted) {
+        if (r->front == front && r->handle == handle && (r->aborted || !r->open)) {
             return true;
         }
     }

@@ -60,7 +60,7 @@ static bool remembers(const sim_t *self, uint32_t node)
     if (front->client != NULL) {
         engine_client_info(front->client, &info);
     }
-    return info.group_epoch > 0;
+    return info.num_blocks > 0; /* STATS has told it */
 }
 
 /* When everybody has died there is a new cluster, of which nothing can be promised. */

@@ -91,7 +91,7 @@ static bool is_paused(const sim_t *self)
     bool paused = false;
     for (uint32_t r = 0; r < self->o.ranks; r++) {
         const group_t *group = engine_core_group(self->ranks[r].core);
-        paused |= pause_is_paused(group_pause(group)) || group_paused_local(group);
+        paused |= pause_is_paused(group_pause(group));
     }
     return paused;
 }

@@ -81,7 +81,8 @@ static void say_hello(sim_rank_t *self, const char *why)
                               .left_epoch = self->enrol.left,
                               .member_of = enrol_member_of(&self->enrol),
                               .why = msg_str(why),
-                              .weight_epoch = weights};
+                              .weight_epoch = weights,
+                              .heard_epoch = self->enrol.epoch};
     send_msg(self, SIM_LINK_HANDSHAKE, sim_node_coord(), 0, &msg);
 }
 
