@@ -391,7 +391,7 @@ bool scene_update_of_a_running_group(sim_t *sim, sim_scene_t *scene)
     SCENE_BEGIN;
     for (scene->i = 0; scene->i < 5; scene->i++) {
         scene_delay_start(sim, scene->i % 2, 5 * scene->i);
-        scene->r[0] = scene_request(sim, 0, scene->i % 2, 4, 40);
+        scene->r[0] = scene_request(sim, 0, scene->i % 2, 4, 120);
         AWAIT(scene->i < 2 || scene_tokens(scene->r[0]) > 3);
         scene->n[0] = group_weights(scene_group(sim, 0))->epoch;
         scene_session(sim);
@@ -400,7 +400,7 @@ bool scene_update_of_a_running_group(sim_t *sim, sim_scene_t *scene)
         AWAIT(scene_ended(scene->r[0]));
         EXPECT(scene->r[0]->finish == FINISH_LENGTH);
         EXPECT(scene->i < 2 || scene->r[0]->epochs[0] == scene->n[0]);
-        EXPECT(sim->o.swap == 1 || scene->r[0]->epochs[39] == scene->n[0] + 1);
+        EXPECT(sim->o.swap == 1 || scene->r[0]->epochs[119] == scene->n[0] + 1);
         AWAIT(scene_all_idle(sim));
     }
     EXPECT(group_weights(scene_group(sim, 0))->epoch >= 5);
