@@ -21,37 +21,50 @@ static uint64_t patience(const engine_core_t *self)
                                    : limit;
 }
 
-/* Warns once, then gives the peers up. `who`: "1, 3", or "" when nobody is late (any more). */
-static void check_watch(engine_core_t *self, watch_t *watch, const char *what, const char *who)
+/* Who is late for the vote, or the step, that is out: "1, 3"; as many as there is room for. */
+static void list_late(const engine_core_t *self, char *out, size_t room)
 {
+    const engine_host_t *host = &self->config.host;
+    const allreduce_t *ar = &self->config.allreduce;
+    out[0] = '\0';
+    if (group_posted(self->group)) {
+        ar->ops->missing(ar->ctx, out, room);
+    } else if (host->step_waits_for != NULL) {
+        host->step_waits_for(host->ctx, out, room);
+    }
+}
+
+/* Warns once, then gives the peers up. */
+static void check_watch(engine_core_t *self, watch_t *watch, const char *what, uint64_t number)
+{
+    char who[256];
+    list_late(self, who, 2); /* asked in every turn of the loop: one is enough */
     if (who[0] == '\0') {
         engine_start_watch(self, watch);
         return;
     }
     uint64_t waited = engine_now(self) - watch->since_ns;
+    if (waited < self->config.dead_after_ns || (watch->warned && waited < patience(self))) {
+        return;
+    }
+    list_late(self, who, sizeof who);
     if (waited >= patience(self)) {
         lk_error_t err;
-        lk_error_set(&err, LK_ERR_PEER, "rank %s took no part in %s for %.1f s", who, what,
-                     (double)waited / LK_SECOND_NS);
+        lk_error_set(&err, LK_ERR_PEER, "rank %s took no part in %s %llu for %.1f s", who, what,
+                     (unsigned long long)number, (double)waited / LK_SECOND_NS);
         engine_core_leave(self, atoi(who), err.text);
-    } else if (waited >= self->config.dead_after_ns && !watch->warned) {
+    } else {
         watch->warned = true;
-        LK_WARN("engine %u waits for rank %s in %s since %.1f s", self->config.rank, who, what,
-                (double)waited / LK_SECOND_NS);
+        LK_WARN("engine %u waits for rank %s in %s %llu since %.1f s", self->config.rank, who, what,
+                (unsigned long long)number, (double)waited / LK_SECOND_NS);
     }
 }
 
 void engine_check_watches(engine_core_t *self)
 {
-    char who[256] = "", what[64];
-    const allreduce_t *ar = &self->config.allreduce;
     if (group_posted(self->group)) {
-        ar->ops->missing(ar->ctx, who, sizeof who);
-        snprintf(what, sizeof what, "round %llu", (unsigned long long)group_round(self->group));
-        check_watch(self, &self->vote_watch, what, who);
-    } else if (self->step_posted && self->config.host.step_waits_for != NULL) {
-        self->config.host.step_waits_for(self->config.host.ctx, who, sizeof who);
-        snprintf(what, sizeof what, "step %llu", (unsigned long long)self->steps);
-        check_watch(self, &self->step_watch, what, who);
+        check_watch(self, &self->vote_watch, "round", group_round(self->group));
+    } else if (self->step_posted) {
+        check_watch(self, &self->step_watch, "step", self->steps);
     }
 }

@@ -424,8 +424,8 @@ void mesh_list(const mesh_t *self, bool (*missing)(const mesh_t *self, uint32_t 
     size_t n = 0;
     CHECK(room > 0);
     out[0] = '\0';
-    for (uint32_t r = 0; r < self->size; r++) {
-        if (r != self->rank && missing(self, r) && n < room) {
+    for (uint32_t r = 0; r < self->size && n < room; r++) {
+        if (r != self->rank && missing(self, r)) {
             n += (size_t)snprintf(out + n, room - n, "%s%u", n > 0 ? ", " : "", r);
         }
     }
