@@ -5,6 +5,9 @@
 static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
     sim_t *sim = ctx;
+    if (msg->type == MSG_INIT) {
+        sim->coord.epoch = msg->init.group_epoch;
+    }
     if (role == MSG_ROLE_ENGINE && rank < sim->o.ranks) {
         sim_net_send(sim, SIM_LINK_HANDSHAKE, sim_node_coord(), sim_node_rank(sim, rank),
                      generation, msg);
@@ -93,6 +96,7 @@ void sim_coord_kill(sim_coord_t *self)
         coordinator_destroy(&self->coordinator);
         sim_net_down(self->sim, sim_node_coord());
         self->wake_ns = UINT64_MAX;
+        self->epoch = 0;
     }
 }
 

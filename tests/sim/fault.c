@@ -50,7 +50,8 @@ bool sim_front_runs(const sim_t *self, uint32_t front)
 static bool remembers(const sim_t *self, uint32_t node)
 {
     if (node == sim_node_coord()) {
-        return self->coord.coordinator != NULL && coordinator_serving(self->coord.coordinator);
+        return self->coord.coordinator != NULL && self->coord.epoch > 0 &&
+               self->coord.epoch >= self->group_epoch;
     }
     if (node <= self->o.ranks) {
         return self->ranks[node - 1].core != NULL;
@@ -108,6 +109,9 @@ void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life)
     }
     kill_node(self, node, why == SILENT ? "the launcher heard nothing of it" : "by itself");
     sim_fault_continue(self, node, life); /* if it may not die */
+    if (why == ENDED && sim_net_life(self, node) == life) {
+        sim_post(self, LK_SECOND_NS / 10, SIM_EV_DIE, node, ENDED, life, NULL);
+    }
 }
 
 void sim_fault_born(sim_t *self, uint32_t node)

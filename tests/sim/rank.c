@@ -191,6 +191,7 @@ static void form(sim_rank_t *self)
             (unsigned long long)self->enrol.epoch);
     sim_saw(sim,
             &(sim_saw_t){.kind = SIM_SAW_FORMED, .rank = self->rank, .epoch = self->enrol.epoch});
+    self->sim->group_epoch = LK_MAX(self->sim->group_epoch, self->enrol.epoch);
 }
 
 /* The life behind "input 1 1000": the front end's address dies with it. */

@@ -134,6 +134,7 @@ typedef struct {
     sim_t *sim;
     coordinator_t *coordinator; /* NULL: it does not run */
     uint64_t wake_ns, life;
+    uint64_t epoch; /* group epoch that its last INIT told */
 } sim_coord_t;
 
 #define SIM_DEAD_AFTER_NS (5 * LK_SECOND_NS)
@@ -165,8 +166,9 @@ struct sim {
     size_t *client_request; /* [clients]: 1 + index of the open one, or 0 */
     sim_call_t **calls;
     size_t n_calls, cap_calls;
-    bool *caller_busy; /* [callers] */
-    bool *stopped;     /* [nodes] (net.h): by SIGSTOP; its clock runs on */
+    bool *caller_busy;    /* [callers] */
+    uint64_t group_epoch; /* the newest that a rank was in */
+    bool *stopped;        /* [nodes] (net.h): by SIGSTOP; its clock runs on */
     sim_trainer_t *trainers;
     struct {
         uint32_t stage;
