@@ -1,8 +1,9 @@
 #!/bin/sh
-# tests/model/run.sh CONFORMANCE [--small] [--tap] [NAME...]: checks the models of models.list with spin
-# (with --small two at a time), and prints bounds, states, depth, time and memory of each; the last line is "N passed, N failed"
-# (with --tap: TAP). A model passes if the search was complete, below its depth and memory
-# limits, and found no error, or, where the list expects one, if it found an error of that kind.
+# tests/model/run.sh CONFORMANCE [--small] [--tap] [NAME...]: checks the models of models.list with
+# spin, one at a time (--small: two), and prints bounds, states, depth, time and memory of each; the
+# last line is "N passed, N failed" (with --tap: TAP). A model passes if the search was complete, below
+# its depth and memory limits, and found no error, or, where the list expects one, if it found an error
+# of that kind.
 # With RECORD, the program CONFORMANCE must also find that the code decides as the model does, or, if
 # the list expects `drift`, that it does not.
 set -u
