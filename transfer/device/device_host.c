@@ -234,6 +234,11 @@ static void host_stream_destroy(device_t *base, device_stream_t *stream)
         at = &(*at)->next;
     }
     *at = stream->next;
+    for (; stream->head < stream->n; stream->head++) { /* of a device that broke, or that waits */
+        if (stream->work[stream->head].event != NULL) {
+            drop_event(stream->work[stream->head].event);
+        }
+    }
     free(stream->work);
     free(stream);
 }
