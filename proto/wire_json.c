@@ -53,6 +53,7 @@ static lk_status_t to_text(const wire_value_t *value, json_t **out, lk_error_t *
     const char *text = NULL;
     size_t len = 0;
     bool is_text = wire_str(value, &text, &len);
+    text = len > 0 ? text : ""; /* an empty one may have no place */
     json_t *string = is_text && memchr(text, '\0', len) == NULL ? json_stringn(text, len) : NULL;
     if (string == NULL) {
         return lk_error_set(err, LK_ERR_INVALID, "a text is not UTF-8 without a NUL");

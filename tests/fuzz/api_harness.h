@@ -102,7 +102,7 @@ static void harness_reply(api_call_t *call, int http_status, const char *body, s
     harness_call_t *c = (harness_call_t *)call;
     CHECK(c->status == 0 && http_status >= 200 && http_status < 600);
     c->status = http_status;
-    json_t *json = json_loadb(body, len, JSON_REJECT_DUPLICATES, NULL);
+    json_t *json = json_loadb(body, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
     CHECK(json_is_object(json));
     if (http_status != 200) {
         const json_t *error = json_object_get(json, "error");
