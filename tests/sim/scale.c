@@ -76,7 +76,7 @@ static bool run_size(uint64_t ranks, uint64_t events)
 /* ---- the coordinator, in real time ---- */
 
 typedef struct {
-    uint64_t now_ns, stats, bytes;
+    uint64_t now_ns, stats, bytes, group_epoch;
     lk_buf_t envelope, body;
 } sink_t;
 
@@ -87,6 +87,9 @@ static uint64_t now(void *ctx)
 
 static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
+    if (msg->type == MSG_INIT) {
+        ((sink_t *)ctx)->group_epoch = msg->init.group_epoch;
+    }
 }
 
 static void publish(void *ctx, const msg_t *msg)
@@ -129,7 +132,8 @@ static coordinator_t *serving_coordinator(sink_t *sink, const lk_env_t *env, uin
         uint32_t role = i < ranks ? MSG_ROLE_ENGINE : MSG_ROLE_FRONTEND;
         uint32_t rank = i < ranks ? i : i - ranks;
         msg_t msg = {.type = MSG_READY, .sender_role = role, .sender_rank = rank};
-        msg.ready = (msg_ready_t){.role = role, .rank = rank, .digest = msg_str("d")};
+        msg.ready = (msg_ready_t){
+            .role = role, .rank = rank, .digest = msg_str("d"), .group_epoch = sink->group_epoch};
         say(self, msg);
     }
     CHECK(coordinator_serving(self));
