@@ -562,7 +562,8 @@ static command_t *find_expired(const cmd_stream_t *self, uint64_t now)
 static void probe(cmd_stream_t *self, uint32_t rank)
 {
     for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
-        if (!cmd->slots[rank].done && (cmd->fn != NULL || cmd->desc.kind == CMD_UPDATE)) {
+        if (!cmd->slots[rank].done && cmd->number <= self->links[rank].seen &&
+            (cmd->fn != NULL || cmd->desc.kind == CMD_UPDATE)) {
             if (!send_command(self, rank, cmd, false)) {
                 return;
             }
@@ -572,6 +573,12 @@ static void probe(cmd_stream_t *self, uint32_t rank)
             }
         }
     }
+}
+
+void cmd_stream_on_loss(cmd_stream_t *self, uint32_t rank)
+{
+    send_again(self, rank);
+    probe(self, rank);
 }
 
 void cmd_stream_poll(cmd_stream_t *self)

@@ -36,6 +36,8 @@ bool cmd_stream_on_seen(cmd_stream_t *self, const msg_seen_t *seen);
 bool cmd_stream_on_done(cmd_stream_t *self, const msg_done_t *done);
 /* The rank has (re)connected: what it has not SEEN is sent again. */
 void cmd_stream_on_here(cmd_stream_t *self, uint32_t rank);
+/* Messages to or from the rank were lost: what it has not answered is said again. */
+void cmd_stream_on_loss(cmd_stream_t *self, uint32_t rank);
 
 void cmd_stream_poll(cmd_stream_t *self);
 /* Answers every open call and starts a new generation: the ranks forget the old one's commands, or

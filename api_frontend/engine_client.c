@@ -3,7 +3,9 @@
 #include "api_frontend/router.h"
 #include "api_frontend/utility_calls.h"
 #include "base/check.h"
+#include "base/log.h"
 #include "engine_core/request.h"
+#include "proto/msg_track.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +24,7 @@ typedef struct {
     char *dead;                           /* why, or NULL */
     uint64_t dead_epoch;                  /* of the group when it died */
     uint64_t here_generation, here_epoch; /* of its newest HERE */
+    msg_track_t track;                    /* of what it says on the output socket */
     uint64_t left_epoch;                  /* the newest group epoch that it says it left */
     bool reported;
     msg_load_t load; /* newest report; its weight_version is: */
@@ -37,7 +40,7 @@ struct engine_client {
     engine_client_info_t info;
     entry_t **buckets;
     size_t n_buckets, n_requests;
-    uint64_t next_handle;
+    uint64_t next_handle, beat_ns;
     char *closed; /* why control calls, in lockstep also requests, are refused until the group is
                      formed anew; or NULL */
     rank_t ranks[ROUTER_MAX_RANKS];
@@ -301,6 +304,42 @@ static void fail_requests(engine_client_t *self, uint32_t rank, const char *why)
     }
 }
 
+/* Messages were lost between the rank and us, whichever way. Commands and their answers are said
+ * again; requests and utilities may have lost their beginning or a part of their output. */
+static void on_loss(engine_client_t *self, uint32_t rank)
+{
+    LK_WARN("messages between this front end and engine %u are lost; a connection broke", rank);
+    char text[96];
+    snprintf(text, sizeof text, "the connection to engine %u broke; try again", rank);
+    if (self->ranks[rank].head != NULL) {
+        msg_t msg = {.type = MSG_ABORT};
+        msg.abort.client = self->config.client;                        /* all of them */
+        (void)!self->ops.send_engine(self->ops.ctx, rank, &msg, NULL); /* see send_abort */
+    }
+    fail_requests(self, rank, text);
+    utility_calls_on_dead(self->utilities, rank, text);
+    cmd_stream_on_loss(self->stream, rank);
+}
+
+/* Before the message itself is looked at. */
+static void look_for_gap(engine_client_t *self, const msg_t *msg)
+{
+    bool from_output = msg->sender_role == MSG_ROLE_ENGINE && msg->type != MSG_ENGINE_HERE &&
+                       msg->sender_rank < self->config.n_ranks;
+    if (from_output &&
+        msg_track_gap(&self->ranks[msg->sender_rank].track, msg->generation, msg->sequence)) {
+        on_loss(self, msg->sender_rank);
+    }
+}
+
+static bool on_missed(engine_client_t *self, const msg_missed_t *missed)
+{
+    if (missed->rank < self->config.n_ranks && missed->generation == self->config.generation) {
+        on_loss(self, (uint32_t)missed->rank);
+    }
+    return missed->rank < self->config.n_ranks;
+}
+
 /* ---- group epochs: F of docs/MEMBERSHIP.md ---- */
 
 /* Until the next epoch serves. What is open and can't end any more is answered with `why`. */
@@ -392,7 +431,11 @@ static void on_here(engine_client_t *self, const msg_engine_here_t *here)
     if (here->generation < rank->here_generation || here->group_epoch < rank->here_epoch) {
         return; /* an older life's */
     }
+    bool news = here->generation > rank->here_generation || here->group_epoch > rank->here_epoch;
     bool replaced = rank->here_generation != 0 && here->generation > rank->here_generation;
+    if (here->generation > rank->here_generation) {
+        msg_track_begin(&rank->track, here->generation, here->said);
+    }
     rank->here_generation = here->generation;
     rank->here_epoch = here->group_epoch;
     follow_epoch(self, here->group_epoch);
@@ -406,7 +449,9 @@ static void on_here(engine_client_t *self, const msg_engine_here_t *here)
         set_alive(self, r);
     }
     open_if_whole(self);
-    cmd_stream_on_here(self->stream, r);
+    if (news) {
+        cmd_stream_on_here(self->stream, r);
+    }
 }
 
 /* The rank goes on, but its group epoch is over, usually because another rank is dead. */
@@ -555,6 +600,10 @@ static bool dispatch(engine_client_t *self, const msg_t *msg)
             set_dead(self, (uint32_t)msg->engine_dead.rank, msg_cstr(msg->engine_dead.why));
         }
         return msg->engine_dead.rank < n;
+    case MSG_MISSED:
+        return on_missed(self, &msg->missed);
+    case MSG_HEARTBEAT: /* an engine's: its number has said all */
+        return msg->heartbeat.rank < n;
     case MSG_STATS:
         on_stats(self, &msg->stats);
         return true;
@@ -565,13 +614,30 @@ static bool dispatch(engine_client_t *self, const msg_t *msg)
 
 void engine_client_on_msg(engine_client_t *self, const msg_t *msg)
 {
+    look_for_gap(self, msg);
     if (!dispatch(self, msg)) {
         self->info.dropped++;
     }
 }
 
+/* So that an engine notices that it has missed something. */
+static void beat(engine_client_t *self)
+{
+    uint64_t now = lk_env_now_ns(self->ops.env);
+    if (now - self->beat_ns < ENGINE_CLIENT_RESEND_NS) {
+        return;
+    }
+    self->beat_ns = now;
+    for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        msg_t msg = {.type = MSG_HEARTBEAT};
+        msg.heartbeat = (msg_heartbeat_t){.role = MSG_ROLE_FRONTEND, .rank = self->config.client};
+        (void)!self->ops.send_engine(self->ops.ctx, r, &msg, NULL); /* the next one is as good */
+    }
+}
+
 void engine_client_poll(engine_client_t *self)
 {
+    beat(self);
     cmd_stream_poll(self->stream);
     utility_calls_poll(self->utilities);
 }

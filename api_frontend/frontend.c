@@ -27,7 +27,7 @@ enum { PORT_HANDSHAKE, PORT_INPUT, PORT_OUTPUT, PORT_STATS, PORT_EVENTS, PORT_TR
 
 typedef struct {
     bool known;
-    uint64_t generation;
+    uint64_t generation, sequence; /* sequence: of the newest message to that life */
     port_peer_t peer;
 } engine_peer_t;
 
@@ -36,7 +36,8 @@ struct frontend {
     frontend_deps_t deps;
     state_t state;
     uint64_t deadline_ns; /* of the state; UINT64_MAX: none */
-    uint64_t heartbeat_ns, hello_ns, generation, sequence;
+    uint64_t heartbeat_ns, hello_ns, generation;
+    uint64_t sequences[N_PORTS];
     lk_port_t *ports[N_PORTS];
     struct event *port_events[N_PORTS], *tick, *drain;
     lk_buf_t envelope, body; /* scratch of send */
@@ -52,14 +53,15 @@ struct frontend {
 
 /* ---- sending ---- */
 
-static lk_status_t send_to(frontend_t *self, int which, const port_peer_t *peer, const msg_t *msg,
-                           lk_error_t *err)
+/* *sequence: of the last message to that receiver; one that could not be queued has no number. */
+static lk_status_t send_numbered(frontend_t *self, int which, const port_peer_t *peer,
+                                 const msg_t *msg, uint64_t *sequence, lk_error_t *err)
 {
     msg_t m = *msg;
     m.sender_role = MSG_ROLE_FRONTEND;
     m.sender_rank = (uint32_t)self->config->frontend_index;
     m.generation = self->generation;
-    m.sequence = ++self->sequence;
+    m.sequence = *sequence + 1;
     lk_buf_clear(&self->envelope);
     lk_buf_clear(&self->body);
     LK_RETURN_IF_ERROR(msg_encode(&m, &self->envelope, &self->body, err));
@@ -67,7 +69,14 @@ static lk_status_t send_to(frontend_t *self, int which, const port_peer_t *peer,
                               {self->body.data, self->body.len}};
     /* Sending may swallow the edge that says that something can be received. */
     event_active(self->drain, EV_TIMEOUT, 0);
-    return port_send(self->ports[which], peer, frames, 2, err);
+    LK_RETURN_IF_ERROR(port_send(self->ports[which], peer, frames, 2, err));
+    ++*sequence;
+    return LK_OK;
+}
+
+static lk_status_t send_to(frontend_t *self, int which, const msg_t *msg, lk_error_t *err)
+{
+    return send_numbered(self, which, NULL, msg, &self->sequences[which], err);
 }
 
 static lk_status_t send_engine(void *ctx, uint32_t rank, const msg_t *msg, lk_error_t *err)
@@ -76,13 +85,14 @@ static lk_status_t send_engine(void *ctx, uint32_t rank, const msg_t *msg, lk_er
     if (rank >= self->n_engines || !self->engines[rank].known) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %u is not connected", rank);
     }
-    lk_status_t status = send_to(self, PORT_INPUT, &self->engines[rank].peer, msg, err);
+    engine_peer_t *e = &self->engines[rank];
+    lk_status_t status = send_numbered(self, PORT_INPUT, &e->peer, msg, &e->sequence, err);
     return status == LK_OK ? LK_OK : lk_error_prefix(err, "engine %u", rank);
 }
 
 static lk_status_t send_coordinator(void *ctx, const msg_t *msg, lk_error_t *err)
 {
-    return send_to(ctx, PORT_EVENTS, NULL, msg, err);
+    return send_to(ctx, PORT_EVENTS, msg, err);
 }
 
 /* ---- end ---- */
@@ -213,7 +223,7 @@ static lk_status_t say_ready(frontend_t *self, lk_error_t *err)
     msg_t ready = {.type = MSG_READY};
     ready.ready.role = MSG_ROLE_FRONTEND;
     ready.ready.rank = self->config->frontend_index;
-    return send_to(self, PORT_HANDSHAKE, NULL, &ready, err);
+    return send_to(self, PORT_HANDSHAKE, &ready, err);
 }
 
 static lk_status_t on_init(frontend_t *self, const msg_init_t *init, lk_error_t *err)
@@ -284,8 +294,10 @@ static void on_here(frontend_t *self, const msg_engine_here_t *here, const port_
         return;
     }
     engine_peer_t *e = &self->engines[here->rank];
-    if (!e->known || here->generation >= e->generation) { /* an old life does not come back */
-        *e = (engine_peer_t){true, here->generation, *peer};
+    if (!e->known || here->generation > e->generation) { /* an old life does not come back */
+        *e = (engine_peer_t){true, here->generation, 0, *peer};
+    } else if (here->generation == e->generation) {
+        e->peer = *peer;
     }
 }
 
@@ -450,7 +462,7 @@ static lk_status_t say_hello(frontend_t *self, lk_error_t *err)
         .member_of = info.group_epoch,
         .weight_epoch = info.weight_epoch,
     };
-    return send_to(self, PORT_HANDSHAKE, NULL, &msg, err);
+    return send_to(self, PORT_HANDSHAKE, &msg, err);
 }
 
 lk_status_t frontend_new(const lk_config_t *config, const frontend_deps_t *deps, frontend_t **out,

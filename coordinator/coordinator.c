@@ -89,7 +89,8 @@ static void send_init(void *ctx, const member_t *to)
                             .events_address = msg_str(c->events_address),
                             .stats_address = msg_str(c->stats_address),
                             .wave_address = msg_str(c->wave_address),
-                            .weight_floor = membership_weight_floor(self->membership)};
+                            .weight_floor = membership_weight_floor(self->membership),
+                            .revision = membership_revision(self->membership)};
     c->host.reply(c->host.ctx, to->role, to->rank, to->generation, &msg);
     free(names);
     if (to->role == MSG_ROLE_ENGINE) {
@@ -131,7 +132,7 @@ coordinator_t *coordinator_new(const coordinator_config_t *config)
     if (self->registry != NULL) {
         membership_ops_t ops = {self, send_init, send_dissolve,
                                 config->host.computes != NULL ? computes : NULL};
-        self->membership = membership_new(self->registry, &ops);
+        self->membership = membership_new(self->registry, &ops, config->life << 32);
     }
     if (self->membership == NULL) {
         coordinator_destroy(&self);
@@ -157,6 +158,8 @@ bool coordinator_serving(const coordinator_t *self)
 static void on_hello(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
 {
     lk_error_t err = LK_ERROR_INIT;
+    uint64_t revision = membership_revision(self->membership);
+    membership_state_t state = membership_state(self->membership);
     if (membership_hello(self->membership, msg, now_ns, &err) != LK_OK) {
         LK_WARN("handshake refused: %s", err.text);
         msg_t reply = message(self, MSG_INIT);
@@ -164,7 +167,8 @@ static void on_hello(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
         self->config.host.reply(self->config.host.ctx, (uint32_t)msg->hello.role,
                                 (uint32_t)msg->hello.rank, msg->generation, &reply);
     }
-    self->urgent = true;
+    self->urgent |= revision != membership_revision(self->membership) ||
+                    state != membership_state(self->membership);
 }
 
 /* At the start all ranks must have loaded the same; later the ranks compare by themselves. (A group

@@ -15,7 +15,7 @@ struct membership {
     engine_registry_t *registry;
     membership_ops_t ops;
     membership_state_t state;
-    uint64_t epoch;
+    uint64_t epoch, revision;
     bool adopted;
     uint64_t newest_left;           /* highest epoch that anybody says it left or heard of */
     uint64_t newest_weights, floor; /* reported; as of the last INIT */
@@ -34,12 +34,14 @@ const char *membership_state_name(membership_state_t state)
     return (unsigned)state < LK_ARRAY_LEN(names) ? names[state] : "?";
 }
 
-membership_t *membership_new(engine_registry_t *registry, const membership_ops_t *ops)
+membership_t *membership_new(engine_registry_t *registry, const membership_ops_t *ops,
+                             uint64_t first_revision)
 {
     membership_t *self = calloc(1, sizeof *self);
     if (self != NULL) {
         self->registry = registry;
         self->ops = *ops;
+        self->revision = first_revision;
     }
     return self;
 }
@@ -81,9 +83,11 @@ static void break_epoch(membership_t *self, int64_t lost, const char *why, uint6
     self->ops.dissolve(self->ops.ctx, self->epoch, lost, why);
 }
 
+/* What INIT says has changed. */
 static void init_engines(membership_t *self)
 {
     member_t *m;
+    self->revision++;
     for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
         if (is_in_epoch(m)) {
             self->ops.init(self->ops.ctx, m);
@@ -194,10 +198,16 @@ static lk_status_t check_life(const member_t *m, const msg_t *msg, lk_error_t *e
     return LK_OK;
 }
 
-static bool is_repeated(const member_t *m, const msg_t *msg)
+static bool is_repeated(const membership_t *self, const member_t *m, const msg_t *msg)
 {
     const msg_hello_t *h = &msg->hello;
-    return msg->generation == m->generation && strcmp(m->mesh, msg_cstr(h->mesh_address)) == 0 &&
+    bool entered = is_in_epoch(m) && h->member_of == self->epoch;
+    bool moved = h->member_of != m->member_of && !entered;
+    /* it has never heard of the epoch that broke, and can't leave it */
+    bool waits = m->state == MEMBER_NEW && h->member_of == 0 && h->heard_epoch < self->epoch;
+    bool news = m->role == MSG_ROLE_ENGINE && (moved || waits);
+    return !news && msg->generation == m->generation &&
+           strcmp(m->mesh, msg_cstr(h->mesh_address)) == 0 &&
            strcmp(m->input, msg_cstr(h->input_address)) == 0;
 }
 
@@ -259,16 +269,27 @@ static void on_frontend(membership_t *self, member_t *m, const msg_t *msg, uint6
     init_engines(self); /* they learn where it is now */
 }
 
+/* It has not received, or not yet, what we said to the last one. */
+static void say_again(membership_t *self, member_t *m, uint64_t revision)
+{
+    bool engine = m->role == MSG_ROLE_ENGINE;
+    if (engine && m->state == MEMBER_NEW) {
+        self->ops.dissolve(self->ops.ctx, LK_MAX(self->epoch, self->newest_left), -1, self->cause);
+    } else if (is_in_epoch(m) &&
+               !(engine && m->state == MEMBER_READY && revision == self->revision)) {
+        self->ops.init(self->ops.ctx, m);
+    }
+}
+
 lk_status_t membership_hello(membership_t *self, const msg_t *msg, uint64_t now_ns, lk_error_t *err)
 {
     member_t *m = NULL;
     LK_RETURN_IF_ERROR(engine_registry_check_hello(self->registry, msg, &m, err));
     LK_RETURN_IF_ERROR(check_life(m, msg, err));
-    if (is_repeated(m, msg)) {
+    if (is_repeated(self, m, msg)) {
         m->last_heard_ns = now_ns;
-        if (is_in_epoch(m)) {
-            self->ops.init(self->ops.ctx, m);
-        }
+        remember(self, &msg->hello);
+        say_again(self, m, msg->hello.revision);
         return LK_OK;
     }
     if (m->role == MSG_ROLE_ENGINE) {
@@ -378,6 +399,11 @@ membership_state_t membership_state(const membership_t *self)
 uint64_t membership_epoch(const membership_t *self)
 {
     return self->epoch;
+}
+
+uint64_t membership_revision(const membership_t *self)
+{
+    return self->revision;
 }
 
 bool membership_adopted(const membership_t *self)

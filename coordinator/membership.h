@@ -35,7 +35,9 @@ typedef struct {
 } membership_ops_t;
 
 /* The registry is borrowed. */
-membership_t *membership_new(engine_registry_t *registry, const membership_ops_t *ops);
+/* first_revision: of INITs; higher than any of the coordinator's earlier lives. */
+membership_t *membership_new(engine_registry_t *registry, const membership_ops_t *ops,
+                             uint64_t first_revision);
 void membership_destroy(membership_t **self_p);
 
 /* A HELLO. An error is the text of the refusal; it changes nothing. LK_ERR_INVALID: unknown rank,
@@ -58,6 +60,8 @@ uint64_t membership_epoch(const membership_t *self);
 /* This coordinator found the current epoch as it is, formed by an earlier life of it. */
 bool membership_adopted(const membership_t *self);
 /* Newest weight epoch that was reported before the current group epoch was formed. */
+/* Of what INIT says now. */
+uint64_t membership_revision(const membership_t *self);
 uint64_t membership_weight_floor(const membership_t *self);
 /* Newest weight epoch that anybody has heard of. */
 uint64_t membership_weights(const membership_t *self);

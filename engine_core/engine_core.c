@@ -71,8 +71,9 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
     self->outbox = outbox_new(config->n_frontends);
     self->replies = reply_log_new(config->n_frontends);
     self->lives = calloc(config->n_frontends, sizeof *self->lives);
+    self->tracks = calloc(config->n_frontends, sizeof *self->tracks);
     if (self->scheduler == NULL || self->session == NULL || self->outbox == NULL ||
-        self->replies == NULL || self->lives == NULL) {
+        self->replies == NULL || self->lives == NULL || self->tracks == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
     return LK_OK;
@@ -129,6 +130,7 @@ void engine_core_destroy(engine_core_t **self_p)
     version_labels_fini(&self->labels);
     lk_buf_fini(&self->text);
     free(self->lives);
+    free(self->tracks);
     free(self);
 }
 
@@ -505,6 +507,19 @@ static bool is_of_life(engine_core_t *self, uint32_t frontend, const msg_t *msg)
     return true;
 }
 
+/* Commands come again by themselves. Requests do not: their front end has to know. */
+static void look_for_gap(engine_core_t *self, uint32_t frontend, const msg_t *msg)
+{
+    if (frontend < self->config.n_frontends &&
+        msg_track_gap(&self->tracks[frontend], msg->generation, msg->sequence)) {
+        LK_WARN("engine %u: messages of front end %u are lost; a connection broke",
+                self->config.rank, frontend);
+        msg_t missed = {.type = MSG_MISSED};
+        missed.missed = (msg_missed_t){self->config.rank, msg->generation};
+        self->config.host.to_frontend(self->config.host.ctx, frontend, &missed);
+    }
+}
+
 static void on_cancel_update(engine_core_t *self, uint32_t frontend, const msg_cancel_update_t *c)
 {
     const char *why = c->why.len > 0 ? msg_cstr(c->why) : "the update was cancelled";
@@ -519,6 +534,7 @@ void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t 
     if (self->failed || !is_of_life(self, frontend, msg)) {
         return;
     }
+    look_for_gap(self, frontend, msg);
     switch (msg->type) {
     case MSG_ADD:
         if (from_itself(self, frontend, msg->add.client, msg)) {
@@ -551,6 +567,8 @@ void engine_core_on_message(engine_core_t *self, uint32_t frontend, const msg_t 
         if (is_of_epoch(self, msg->start_dp_wave.group_epoch, msg)) {
             group_on_start(self->group, msg->start_dp_wave.has_round, msg->start_dp_wave.round);
         }
+        break;
+    case MSG_HEARTBEAT: /* its number has said all */
         break;
     default:
         LK_WARN("engine %u: %s is no message for an engine; dropped", self->config.rank,

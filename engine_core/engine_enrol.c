@@ -47,14 +47,16 @@ static void say_hello(engine_app_t *app, const char *why)
                               .member_of = enrol_member_of(&app->enrol),
                               .why = msg_str(why),
                               .weight_epoch = weight_epoch(app),
-                              .heard_epoch = app->enrol.epoch};
+                              .heard_epoch = app->enrol.epoch,
+                              .revision = app->enrol.revision};
     engine_link_send(&app->handshake, &app->scratch, &msg);
 }
 
 static void say_here(engine_app_t *app, uint32_t frontend)
 {
     msg_t here = {.type = MSG_ENGINE_HERE};
-    here.engine_here = (msg_engine_here_t){app->rank, app->config->generation, app->enrol.epoch};
+    here.engine_here = (msg_engine_here_t){app->rank, app->config->generation, app->enrol.epoch,
+                                           app->outputs[frontend].sequence};
     engine_link_send(&app->inputs[frontend], &app->scratch, &here);
 }
 
@@ -165,9 +167,6 @@ static lk_status_t form(engine_app_t *app, lk_error_t *err)
         snprintf(text, sizeof text, "engine %u", app->rank);
         spawn_child_report(app->status_fd, true, text);
     }
-    for (uint32_t f = 0; f < app->n_frontends; f++) {
-        say_here(app, f);
-    }
     return LK_OK;
 }
 
@@ -205,6 +204,9 @@ static void carry_out(engine_app_t *app, unsigned actions, int64_t lost, const c
     }
     if (status == LK_OK && (actions & ENROL_READY)) {
         say_ready(app);
+    }
+    for (uint32_t f = 0; status == LK_OK && (actions & ENROL_HERE) && f < app->n_frontends; f++) {
+        say_here(app, f);
     }
     if (status < 0) {
         end(app, &err);
@@ -250,7 +252,8 @@ static void on_init(engine_app_t *app, msg_t *msg)
         end(app, &err);
         return;
     }
-    unsigned actions = enrol_on_init(&app->enrol, msg->init.group_epoch, now_ns(app));
+    unsigned actions =
+        enrol_on_init(&app->enrol, msg->init.group_epoch, msg->init.revision, now_ns(app));
     if (actions & (ENROL_CONNECT | ENROL_RELINK)) {
         msg_fini(&app->init);
         app->init = *msg;

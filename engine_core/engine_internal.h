@@ -11,6 +11,7 @@
 #include "engine_core/outbox.h"
 #include "engine_core/reply_log.h"
 #include "engine_core/version_labels.h"
+#include "proto/msg_track.h"
 
 #define RECEIPT_NS         LK_MS_NS         /* how long a SEEN may wait for its DONE */
 #define REPORT_INTERVAL_NS (100 * LK_MS_NS) /* least time between two load reports */
@@ -38,6 +39,7 @@ struct engine_core {
     version_labels_t labels;
     outbox_t *outbox;
     uint64_t *lives; /* [n_frontends]: of each front end's process, the newest that was heard of */
+    msg_track_t *tracks; /* [n_frontends] */
     reply_log_t *replies;
     receipt_t receipts[GROUP_MAX_FRONTENDS];
     uint32_t receipts_due;

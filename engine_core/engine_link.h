@@ -25,7 +25,7 @@ LK_MUST_USE lk_status_t engine_link_open(engine_link_t *self, port_kind_t kind, 
                                          uint64_t generation, const char *name, lk_error_t *err);
 void engine_link_close(engine_link_t *self);
 /* Fills the envelope, encodes and queues. A failure is logged, once until the next success; the gap
- * in the sequence tells the receiver. */
+ * in the sequence tells the receiver (proto/msg_track.h). */
 void engine_link_send(engine_link_t *self, engine_link_scratch_t *scratch, const msg_t *msg);
 /* INPROGRESS when there is nothing. A frame that is no message is logged and skipped. The caller
  * owns *out (msg_fini). */

@@ -115,6 +115,9 @@ bool engine_report_if_due(engine_core_t *self)
         msg_t heartbeat = {.type = MSG_HEARTBEAT};
         heartbeat.heartbeat = (msg_heartbeat_t){MSG_ROLE_ENGINE, self->config.rank};
         self->config.host.to_coordinator(self->config.host.ctx, &heartbeat);
+        for (uint32_t f = 0; f < self->config.n_frontends; f++) {
+            self->config.host.to_frontend(self->config.host.ctx, f, &heartbeat);
+        }
         self->heartbeat_ns = now;
     }
     msg_t msg = {.type = MSG_LOAD};

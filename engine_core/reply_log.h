@@ -7,7 +7,9 @@
 
 #include "proto/messages.h"
 
-#define REPLY_LOG_DEPTH 64 /* per front end */
+/* Per front end. One that misses an answer asks for it with its next message; meanwhile it can have
+ * had that many others answered: twice as many calls as it may have open at once. */
+#define REPLY_LOG_DEPTH 2048
 
 typedef struct reply_log reply_log_t;
 

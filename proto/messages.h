@@ -111,7 +111,8 @@ typedef struct {
      * sequence} */
     uint32_t sender_role, sender_rank;
     uint64_t generation; /* of the sender's life; newer wins */
-    uint64_t sequence;   /* per sender and socket, from 1; gaps show losses */
+    uint64_t
+        sequence; /* per sender and receiver's socket, from 1; gaps show losses (msg_track.h) */
     union {
 #define MESSAGE_BEGIN(T, r, code) msg_##r##_t r;
 #include "proto/messages.def"

@@ -29,54 +29,59 @@ const char *enrol_event_name(enrol_event_t event)
 /* clang-format off */
 static const enrol_transition_t table[ENROL_N_STATES][ENROL_N_EVENTS] = {
     [ENROL_OUTSIDE] = {
-        [ENROL_ON_LOADED]    = TO(CALLING,    ENROL_HELLO),
-        [ENROL_ON_INIT_NEW]  = TO(OUTSIDE,    0),
-        [ENROL_ON_INIT_SAME] = TO(OUTSIDE,    0),
-        [ENROL_ON_CONNECTED] = TO(OUTSIDE,    ENROL_IMPOSSIBLE),
-        [ENROL_ON_LOST]      = TO(OUTSIDE,    0),
-        [ENROL_ON_REFUSED]   = TO(ENDED,      ENROL_END),
-        [ENROL_ON_ROLLCALL]  = TO(OUTSIDE,    0),
-        [ENROL_ON_TICK]      = TO(OUTSIDE,    0),
+        [ENROL_ON_LOADED]     = TO(CALLING,    ENROL_HELLO),
+        [ENROL_ON_INIT_NEW]   = TO(OUTSIDE,    0),
+        [ENROL_ON_INIT_SAME]  = TO(OUTSIDE,    0),
+        [ENROL_ON_INIT_AGAIN] = TO(OUTSIDE,    0),
+        [ENROL_ON_CONNECTED]  = TO(OUTSIDE,    ENROL_IMPOSSIBLE),
+        [ENROL_ON_LOST]       = TO(OUTSIDE,    0),
+        [ENROL_ON_REFUSED]    = TO(ENDED,      ENROL_END),
+        [ENROL_ON_ROLLCALL]   = TO(OUTSIDE,    0),
+        [ENROL_ON_TICK]       = TO(OUTSIDE,    0),
     },
     [ENROL_CALLING] = {
-        [ENROL_ON_LOADED]    = TO(CALLING,    ENROL_IMPOSSIBLE),
-        [ENROL_ON_INIT_NEW]  = TO(CONNECTING, ENROL_CONNECT),
-        [ENROL_ON_INIT_SAME] = TO(CALLING,    0),
-        [ENROL_ON_CONNECTED] = TO(CALLING,    ENROL_IMPOSSIBLE),
-        [ENROL_ON_LOST]      = TO(CALLING,    0),
-        [ENROL_ON_REFUSED]   = TO(ENDED,      ENROL_END),
-        [ENROL_ON_ROLLCALL]  = TO(CALLING,    ENROL_HELLO),
-        [ENROL_ON_TICK]      = TO(CALLING,    ENROL_HELLO),
+        [ENROL_ON_LOADED]     = TO(CALLING,    ENROL_IMPOSSIBLE),
+        [ENROL_ON_INIT_NEW]   = TO(CONNECTING, ENROL_CONNECT),
+        [ENROL_ON_INIT_SAME]  = TO(CALLING,    0),
+        [ENROL_ON_INIT_AGAIN] = TO(CALLING,    0),
+        [ENROL_ON_CONNECTED]  = TO(CALLING,    ENROL_IMPOSSIBLE),
+        [ENROL_ON_LOST]       = TO(CALLING,    0),
+        [ENROL_ON_REFUSED]    = TO(ENDED,      ENROL_END),
+        [ENROL_ON_ROLLCALL]   = TO(CALLING,    ENROL_HELLO),
+        [ENROL_ON_TICK]       = TO(CALLING,    ENROL_HELLO),
     },
     [ENROL_CONNECTING] = {
-        [ENROL_ON_LOADED]    = TO(CONNECTING, ENROL_IMPOSSIBLE),
-        [ENROL_ON_INIT_NEW]  = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
-        [ENROL_ON_INIT_SAME] = TO(CONNECTING, ENROL_RELINK),
-        [ENROL_ON_CONNECTED] = TO(MEMBER,     ENROL_FORM | ENROL_READY),
-        [ENROL_ON_LOST]      = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
-        [ENROL_ON_REFUSED]   = TO(ENDED,      ENROL_END),
-        [ENROL_ON_ROLLCALL]  = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
-        [ENROL_ON_TICK]      = TO(CONNECTING, ENROL_HELLO),
+        [ENROL_ON_LOADED]     = TO(CONNECTING, ENROL_IMPOSSIBLE),
+        [ENROL_ON_INIT_NEW]   = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
+        [ENROL_ON_INIT_SAME]  = TO(CONNECTING, ENROL_RELINK),
+        [ENROL_ON_INIT_AGAIN] = TO(CONNECTING, 0),
+        [ENROL_ON_CONNECTED]  = TO(MEMBER,     ENROL_FORM | ENROL_READY | ENROL_HERE),
+        [ENROL_ON_LOST]       = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
+        [ENROL_ON_REFUSED]    = TO(ENDED,      ENROL_END),
+        [ENROL_ON_ROLLCALL]   = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
+        [ENROL_ON_TICK]       = TO(CONNECTING, ENROL_HELLO),
     },
     [ENROL_MEMBER] = {
-        [ENROL_ON_LOADED]    = TO(MEMBER,     ENROL_IMPOSSIBLE),
-        [ENROL_ON_INIT_NEW]  = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
-        [ENROL_ON_INIT_SAME] = TO(MEMBER,     ENROL_RELINK),
-        [ENROL_ON_CONNECTED] = TO(MEMBER,     ENROL_IMPOSSIBLE),
-        [ENROL_ON_LOST]      = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
-        [ENROL_ON_REFUSED]   = TO(ENDED,      ENROL_END),
-        [ENROL_ON_ROLLCALL]  = TO(MEMBER,     ENROL_HELLO | ENROL_READY),
-        [ENROL_ON_TICK]      = TO(MEMBER,     0),
+        [ENROL_ON_LOADED]     = TO(MEMBER,     ENROL_IMPOSSIBLE),
+        [ENROL_ON_INIT_NEW]   = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
+        [ENROL_ON_INIT_SAME]  = TO(MEMBER,     ENROL_RELINK),
+        [ENROL_ON_INIT_AGAIN] = TO(MEMBER,     ENROL_READY),
+        [ENROL_ON_CONNECTED]  = TO(MEMBER,     ENROL_IMPOSSIBLE),
+        [ENROL_ON_LOST]       = TO(CALLING,    ENROL_LEAVE | ENROL_HELLO),
+        [ENROL_ON_REFUSED]    = TO(ENDED,      ENROL_END),
+        [ENROL_ON_ROLLCALL]   = TO(MEMBER,     ENROL_HELLO | ENROL_READY),
+        [ENROL_ON_TICK]       = TO(MEMBER,     ENROL_HELLO | ENROL_HERE),
     },
     [ENROL_ENDED] = {
-        [ENROL_ON_LOADED]    = TO(ENDED,      0),
-        [ENROL_ON_INIT_NEW]  = TO(ENDED,      0),
-        [ENROL_ON_INIT_SAME] = TO(ENDED,      0),
-        [ENROL_ON_CONNECTED] = TO(ENDED,      0),
-        [ENROL_ON_LOST]      = TO(ENDED,      0),
-        [ENROL_ON_REFUSED]   = TO(ENDED,      0),
-        [ENROL_ON_ROLLCALL]  = TO(ENDED,      0),
-        [ENROL_ON_TICK]      = TO(ENDED,      0),
+        [ENROL_ON_LOADED]     = TO(ENDED,      0),
+        [ENROL_ON_INIT_NEW]   = TO(ENDED,      0),
+        [ENROL_ON_INIT_SAME]  = TO(ENDED,      0),
+        [ENROL_ON_INIT_AGAIN] = TO(ENDED,      0),
+        [ENROL_ON_CONNECTED]  = TO(ENDED,      0),
+        [ENROL_ON_LOST]       = TO(ENDED,      0),
+        [ENROL_ON_REFUSED]    = TO(ENDED,      0),
+        [ENROL_ON_ROLLCALL]   = TO(ENDED,      0),
+        [ENROL_ON_TICK]       = TO(ENDED,      0),
     },
 };
 /* clang-format on */
@@ -102,17 +107,20 @@ unsigned enrol_on(enrol_t *self, enrol_event_t event, uint64_t now_ns)
     return t.actions;
 }
 
-unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t now_ns)
+unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t revision, uint64_t now_ns)
 {
     bool inside = self->state == ENROL_CONNECTING || self->state == ENROL_MEMBER;
     if (epoch < self->epoch || (!inside && epoch <= self->left)) {
         return 0; /* late */
     }
     if (inside && epoch == self->epoch) {
-        return enrol_on(self, ENROL_ON_INIT_SAME, now_ns);
+        bool again = revision == self->revision;
+        self->revision = revision;
+        return enrol_on(self, again ? ENROL_ON_INIT_AGAIN : ENROL_ON_INIT_SAME, now_ns);
     }
     if (!inside) {
         self->epoch = epoch;
+        self->revision = revision;
     }
     return enrol_on(self, ENROL_ON_INIT_NEW, now_ns);
 }

@@ -14,15 +14,22 @@ static uint32_t node_of(const sim_front_t *self)
     return sim_node_front(self->sim, self->index);
 }
 
-static void send_msg(sim_front_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
-                     const msg_t *msg)
+/* *sequence: of the newest one over that connection */
+static void send_numbered(sim_front_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
+                          const msg_t *msg, uint64_t *sequence)
 {
     msg_t m = *msg;
     m.sender_role = MSG_ROLE_FRONTEND;
     m.sender_rank = self->index;
     m.generation = self->generation;
-    m.sequence = ++self->sequence;
+    m.sequence = ++*sequence;
     sim_net_send(self->sim, link, node_of(self), to, to_life, &m);
+}
+
+static void send_msg(sim_front_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
+                     const msg_t *msg)
+{
+    send_numbered(self, link, to, to_life, msg, &self->sequence);
 }
 
 static lk_status_t send_engine(void *ctx, uint32_t rank, const msg_t *msg, lk_error_t *err)
@@ -31,7 +38,8 @@ static lk_status_t send_engine(void *ctx, uint32_t rank, const msg_t *msg, lk_er
     if (self->known[rank] == 0) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "engine %u is not connected", rank);
     }
-    send_msg(self, SIM_LINK_INPUT, sim_node_rank(self->sim, rank), self->known[rank], msg);
+    send_numbered(self, SIM_LINK_INPUT, sim_node_rank(self->sim, rank), self->known[rank], msg,
+                  &self->said[rank]);
     return LK_OK;
 }
 
@@ -87,7 +95,8 @@ void sim_front_start(sim_front_t *self)
     self->generation = sim_fresh_life(sim);
     self->sequence = self->heartbeat_ns = 0;
     self->known = calloc(sim->o.ranks, sizeof *self->known);
-    CHECK(self->known != NULL);
+    self->said = calloc(sim->o.ranks, sizeof *self->said);
+    CHECK(self->known != NULL && self->said != NULL);
     sim_net_up(sim, node_of(self), self->generation);
     sim_front_listen(self);
     say_hello(self);
@@ -101,7 +110,8 @@ void sim_front_kill(sim_front_t *self)
     }
     engine_client_destroy(&self->client);
     free(self->known);
-    self->known = NULL;
+    free(self->said);
+    self->known = self->said = NULL;
     sim_net_down(self->sim, node_of(self));
     self->generation = 0;
     sim_requests_lost(self->sim, self->index);
@@ -160,8 +170,11 @@ void sim_front_on_msg(sim_front_t *self, const msg_t *msg)
         return; /* what else the handshake brings */
     }
     if (msg->type == MSG_ENGINE_HERE) { /* an old life does not come back */
-        uint64_t *known = &self->known[msg->engine_here.rank];
-        *known = LK_MAX(*known, msg->engine_here.generation);
+        const msg_engine_here_t *here = &msg->engine_here;
+        if (here->generation > self->known[here->rank]) {
+            self->known[here->rank] = here->generation;
+            self->said[here->rank] = 0;
+        }
     }
     engine_client_on_msg(self->client, msg);
 }

@@ -21,22 +21,29 @@ static uint32_t node_of(const sim_rank_t *self)
     return sim_node_rank(self->sim, self->rank);
 }
 
-static void send_msg(sim_rank_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
-                     const msg_t *msg)
+/* *sequence: of the newest one over that connection */
+static void send_numbered(sim_rank_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
+                          const msg_t *msg, uint64_t *sequence)
 {
     msg_t m = *msg;
     m.sender_role = MSG_ROLE_ENGINE;
     m.sender_rank = self->rank;
     m.generation = self->generation;
-    m.sequence = ++self->sequence;
+    m.sequence = ++*sequence;
     sim_net_send(self->sim, link, node_of(self), to, to_life, &m);
+}
+
+static void send_msg(sim_rank_t *self, sim_link_t link, uint32_t to, uint64_t to_life,
+                     const msg_t *msg)
+{
+    send_numbered(self, link, to, to_life, msg, &self->sequence);
 }
 
 static void to_frontend(void *ctx, uint32_t frontend, const msg_t *msg)
 {
     sim_rank_t *self = ctx;
-    send_msg(self, SIM_LINK_OUTPUT, sim_node_front(self->sim, frontend),
-             self->front_lives[frontend], msg);
+    send_numbered(self, SIM_LINK_OUTPUT, sim_node_front(self->sim, frontend),
+                  self->front_lives[frontend], msg, &self->said[frontend]);
 }
 
 static void to_coordinator(void *ctx, const msg_t *msg)
@@ -66,12 +73,14 @@ void sim_rank_listen(sim_rank_t *self)
 
 /* ---- what it says ---- */
 
+uint64_t sim_rank_weights(const sim_rank_t *self)
+{
+    uint64_t held = self->core != NULL ? group_weights(engine_core_group(self->core))->epoch : 0;
+    return LK_MAX(self->weight_floor, held);
+}
+
 static void say_hello(sim_rank_t *self, const char *why)
 {
-    uint64_t weights = self->weight_floor;
-    if (self->core != NULL) {
-        weights = LK_MAX(weights, group_weights(engine_core_group(self->core))->epoch);
-    }
     msg_t msg = {.type = MSG_HELLO};
     msg.hello = (msg_hello_t){.role = MSG_ROLE_ENGINE,
                               .rank = self->rank,
@@ -81,15 +90,17 @@ static void say_hello(sim_rank_t *self, const char *why)
                               .left_epoch = self->enrol.left,
                               .member_of = enrol_member_of(&self->enrol),
                               .why = msg_str(why),
-                              .weight_epoch = weights,
-                              .heard_epoch = self->enrol.epoch};
+                              .weight_epoch = sim_rank_weights(self),
+                              .heard_epoch = self->enrol.epoch,
+                              .revision = self->enrol.revision};
     send_msg(self, SIM_LINK_HANDSHAKE, sim_node_coord(), 0, &msg);
 }
 
 static void say_here(sim_rank_t *self, uint32_t frontend)
 {
     msg_t here = {.type = MSG_ENGINE_HERE};
-    here.engine_here = (msg_engine_here_t){self->rank, self->generation, self->enrol.epoch};
+    here.engine_here =
+        (msg_engine_here_t){self->rank, self->generation, self->enrol.epoch, self->said[frontend]};
     send_msg(self, SIM_LINK_HERE, sim_node_front(self->sim, frontend), self->front_lives[frontend],
              &here);
 }
@@ -184,9 +195,6 @@ static void form(sim_rank_t *self)
         return;
     }
     sim_rank_listen(self);
-    for (uint32_t f = 0; f < sim->o.frontends; f++) {
-        say_here(self, f);
-    }
     sim_log(sim, "rank %u is in group epoch %llu", self->rank,
             (unsigned long long)self->enrol.epoch);
     sim_saw(sim,
@@ -208,6 +216,7 @@ static void link_all(sim_rank_t *self, const msg_init_t *init)
         uint64_t life = life_of(init->inputs.items[f].text);
         bool first = self->front_lives[f] == 0, changed = self->front_lives[f] != life;
         self->front_lives[f] = life;
+        self->said[f] = changed ? 0 : self->said[f]; /* another connection */
         if (changed && !first && self->core != NULL) {
             engine_core_drop_frontend(self->core, f);
             say_here(self, f);
@@ -250,6 +259,9 @@ static void carry_out(sim_rank_t *self, unsigned actions, const msg_init_t *init
     }
     if (actions & ENROL_READY) {
         say_ready(self);
+    }
+    for (uint32_t f = 0; (actions & ENROL_HERE) && f < self->sim->o.frontends; f++) {
+        say_here(self, f);
     }
     if (actions & ENROL_END) {
         sim_fault_ended(self->sim, node_of(self), why);
@@ -350,6 +362,7 @@ static bool turn(sim_rank_t *self)
     if (self->core != NULL) {
         run_alone(self);
         any |= engine_core_step(self->core);
+        sim->weight_epoch = LK_MAX(sim->weight_epoch, sim_rank_weights(self));
     }
     return any;
 }
@@ -392,7 +405,8 @@ void sim_rank_start(sim_rank_t *self)
     self->enrol = (enrol_t){0};
     self->weight_floor = 0;
     self->front_lives = calloc(sim->o.frontends, sizeof *self->front_lives);
-    CHECK(self->front_lives != NULL);
+    self->said = calloc(sim->o.frontends, sizeof *self->said);
+    CHECK(self->front_lives != NULL && self->said != NULL);
     self->mesh = sim_mesh_new(sim, self->rank);
     sim_net_up(sim, node_of(self), self->generation);
     sim_rank_listen(self);
@@ -417,7 +431,8 @@ void sim_rank_kill(sim_rank_t *self)
     sim_mesh_destroy(&self->mesh);
     sim_net_down(self->sim, node_of(self));
     free(self->front_lives);
-    self->front_lives = NULL;
+    free(self->said);
+    self->front_lives = self->said = NULL;
     self->enrol = (enrol_t){0};
     self->generation = 0;
     self->wake_ns = UINT64_MAX;
@@ -434,15 +449,16 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
         carry_out(self, enrol_on(&self->enrol, ENROL_ON_REFUSED, now), NULL, -1, why);
         return;
     }
-    carry_out(self, enrol_on_init(&self->enrol, init->group_epoch, now), init, -1,
+    carry_out(self, enrol_on_init(&self->enrol, init->group_epoch, init->revision, now), init, -1,
               "a newer group epoch has begun");
 }
 
 /* The canary: "paused" for an answer, because the rank has heard of it. */
-static bool answers_early(sim_rank_t *self)
+/* One with clear_cache would be the KV checker's. */
+static bool answers_early(sim_rank_t *self, const msg_cmd_t *cmd)
 {
-    return group_run(engine_core_group(self->core)) && engine_core_steps(self->core) > 0 &&
-           sim_plants(self->sim, SIM_CANARY_EARLY_PAUSE);
+    return !cmd->clear_cache && group_run(engine_core_group(self->core)) &&
+           engine_core_steps(self->core) > 0 && sim_plants(self->sim, SIM_CANARY_EARLY_PAUSE);
 }
 
 static void answer_early(sim_rank_t *self, uint32_t front, const msg_cmd_t *cmd)
@@ -472,7 +488,7 @@ void sim_rank_on_msg(sim_rank_t *self, uint32_t from_node, const msg_t *msg)
                   "the coordinator was started again");
         break;
     default:
-        if (msg->type == MSG_CMD && msg->cmd.kind == CMD_PAUSE && answers_early(self)) {
+        if (msg->type == MSG_CMD && msg->cmd.kind == CMD_PAUSE && answers_early(self, &msg->cmd)) {
             answer_early(self, from, &msg->cmd);
         }
         engine_core_on_message(self->core, from, msg);

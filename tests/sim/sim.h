@@ -83,7 +83,7 @@ typedef struct {
     uint64_t requests, tokens, calls, steps, rounds, updates;
     /* steps of a rank from every rank's SEEN to its answer, over the pauses (but mode wait) */
     uint64_t pauses, pause_steps, pause_steps_most;
-    uint64_t deaths, epochs;
+    uint64_t deaths, breaks, epochs;
     sim_figures_t safety; /* of that phase */
     bool failed;
     char check[32], text[4096];
@@ -111,6 +111,7 @@ typedef struct {
     lk_env_t env;
     enrol_t enrol;
     sim_mesh_t *mesh;
+    uint64_t *said;        /* [frontends]: messages over the output connection to that life */
     uint64_t *front_lives; /* [frontends]: which the addresses in INIT belong to; 0: none yet */
     uint64_t loaded_ns;    /* when its weights are there */
     executor_t *executor;  /* exec.h around the null executor */
@@ -126,6 +127,7 @@ typedef struct {
     uint32_t index;
     uint64_t generation, sequence, heartbeat_ns, hello_ns;
     engine_client_t *client; /* NULL before INIT */
+    uint64_t *said;          /* [ranks]: messages to that life */
     uint64_t *known;         /* [ranks]: the life that said ENGINE_HERE; 0: none */
     bool paused;             /* of the old design only */
 } sim_front_t;
@@ -134,7 +136,7 @@ typedef struct {
     sim_t *sim;
     coordinator_t *coordinator; /* NULL: it does not run */
     uint64_t wake_ns, life;
-    uint64_t epoch; /* group epoch that its last INIT told */
+    uint64_t epoch, weight_epoch; /* the newest that its last INIT, STATS told */
 } sim_coord_t;
 
 #define SIM_DEAD_AFTER_NS (5 * LK_SECOND_NS)
@@ -166,9 +168,10 @@ struct sim {
     size_t *client_request; /* [clients]: 1 + index of the open one, or 0 */
     sim_call_t **calls;
     size_t n_calls, cap_calls;
-    bool *caller_busy;    /* [callers] */
-    uint64_t group_epoch; /* the newest that a rank was in */
-    bool *stopped;        /* [nodes] (net.h): by SIGSTOP; its clock runs on */
+    bool *caller_busy; /* [callers] */
+    uint32_t mesh_breaks;
+    uint64_t group_epoch, weight_epoch; /* the newest that a rank was in, held */
+    bool *stopped;                      /* [nodes] (net.h): by SIGSTOP; its clock runs on */
     sim_trainer_t *trainers;
     struct {
         uint32_t stage;
@@ -221,6 +224,8 @@ uint64_t sim_fresh_life(sim_t *self);
 /* rank.c */
 void sim_rank_start(sim_rank_t *self);
 void sim_rank_kill(sim_rank_t *self);
+/* The newest weight epoch that it held or heard of. */
+uint64_t sim_rank_weights(const sim_rank_t *self);
 void sim_rank_listen(sim_rank_t *self);
 void sim_rank_wake(sim_rank_t *self, uint64_t at_ns);
 void sim_rank_on_event(sim_rank_t *self, uint64_t at_ns);

@@ -175,6 +175,105 @@ START_TEST(test_many_requests)
 }
 END_TEST
 
+/* ---- broken connections ---- */
+
+/* An engine's heartbeat over the output socket. */
+static void beat(uint32_t rank, uint64_t generation, uint64_t sequence)
+{
+    msg_t msg = {.type = MSG_HEARTBEAT,
+                 .sender_role = MSG_ROLE_ENGINE,
+                 .sender_rank = rank,
+                 .generation = generation,
+                 .sequence = sequence};
+    msg.heartbeat = (msg_heartbeat_t){.role = MSG_ROLE_ENGINE, .rank = rank};
+    engine_client_on_msg(g.client, &msg);
+}
+
+static void expect_broken(const stream_t *s, uint32_t rank)
+{
+    ck_assert_int_eq(s->ends, 1);
+    ck_assert_int_eq(s->finish, FINISH_ERROR);
+    ck_assert_int_eq(s->error_status, LK_ERR_UNAVAILABLE);
+    ck_assert_str_eq(s->error, "the connection to engine 0 broke; try again");
+    const msg_t *msg = fg_take(&g, rank, MSG_ABORT);
+    ck_assert(msg != NULL && msg->abort.handles.count == 0);
+}
+
+START_TEST(test_lost_outputs)
+{
+    stream_t a = {0}, b = {0}, c = {0};
+    outcome_t info = {0}, pause = {0};
+    add(&a, 0);
+    add(&b, 1);
+    engine_client_utility(g.client, "weight_info", "", 0, on_result, &info);
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+    beat(0, 1, 1);
+    beat(0, 1, 2);
+    ck_assert_int_eq(a.ends, 0);
+    beat(0, 1, 4); /* what was the third? */
+    expect_broken(&a, 0);
+    ck_assert_int_eq(b.ends, 0);
+    add(&c, 0);
+    beat(0, 1, 5);
+    ck_assert_int_eq(c.ends, 0);
+    msg_t reply = {.type = MSG_UTILITY_REPLY};
+    reply.utility_reply.rank = 1;
+    const msg_t *asked = fg_take(&g, 1, MSG_UTILITY);
+    reply.utility_reply.call_id = asked->utility.call_id;
+    engine_client_on_msg(g.client, &reply);
+    ck_assert_int_eq(info.calls, 1);
+    ck_assert_int_eq(info.status, LK_ERR_UNAVAILABLE);
+    ck_assert_int_eq(pause.calls, 0); /* commands and their answers are repeated */
+    ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 1);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_CMD), 1);
+}
+END_TEST
+
+START_TEST(test_lost_inputs)
+{
+    stream_t a = {0}, b = {0};
+    add(&a, 0);
+    add(&b, 1);
+    msg_t msg = {.type = MSG_MISSED};
+    msg.missed = (msg_missed_t){0, g.config.generation - 1}; /* an earlier life's loss */
+    engine_client_on_msg(g.client, &msg);
+    ck_assert_int_eq(a.ends, 0);
+    msg.missed.generation++;
+    engine_client_on_msg(g.client, &msg);
+    expect_broken(&a, 0);
+    ck_assert_int_eq(b.ends, 0);
+}
+END_TEST
+
+/* What an engine has said to our predecessor is no gap; nor is a HERE that comes once a second. */
+START_TEST(test_where_numbers_begin)
+{
+    stream_t a = {0};
+    outcome_t pause = {0};
+    msg_t here = {.type = MSG_ENGINE_HERE};
+    here.engine_here =
+        (msg_engine_here_t){.rank = 0, .generation = 9, .group_epoch = 1, .said = 40};
+    engine_client_on_msg(g.client, &here);
+    add(&a, 0);
+    beat(0, 9, 41);
+    ck_assert_int_eq(a.ends, 0);
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+    ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 1);
+    here.engine_here.said = 43; /* it overtakes them */
+    engine_client_on_msg(g.client, &here);
+    ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 1);
+    beat(0, 9, 42);
+    ck_assert_int_eq(a.ends, 0);
+    beat(0, 9, 44);
+    ck_assert_int_eq(a.ends, 1);
+    /* and we give engines the chance to see what they miss */
+    fg_drop_all(&g);
+    fg_advance(&g, ENGINE_CLIENT_RESEND_NS);
+    ck_assert_uint_eq(fg_count(&g, 0, MSG_HEARTBEAT), 1);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_HEARTBEAT), 1);
+}
+END_TEST
+
 /* ---- dead engines ---- */
 
 START_TEST(test_dead_engine_dense)
@@ -763,6 +862,9 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_abort);
     tcase_add_test(tc, test_unreachable_and_limit);
     tcase_add_test(tc, test_many_requests);
+    tcase_add_test(tc, test_lost_outputs);
+    tcase_add_test(tc, test_lost_inputs);
+    tcase_add_test(tc, test_where_numbers_begin);
     tcase_add_test(tc, test_dead_engine_dense);
     tcase_add_test(tc, test_dead_engine_expert_parallel);
     tcase_add_test(tc, test_left_dense);

@@ -186,6 +186,14 @@ static void to_frontend(void *ctx, uint32_t frontend, const msg_t *msg)
         ck_assert_uint_eq(msg->left.rank, host->rank);
         snprintf(self->left[host->rank], sizeof self->left[0], "%s", msg_cstr(msg->left.why));
         break;
+    case MSG_HEARTBEAT:
+        self->beats[frontend]++;
+        break;
+    case MSG_MISSED:
+        ck_assert_uint_eq(msg->missed.rank, host->rank);
+        ck_assert_uint_eq(msg->missed.generation, self->generation[frontend]);
+        self->missed[frontend]++;
+        break;
     default:
         ck_abort_msg("%s to a front end", msg_type_name(msg->type));
     }

@@ -96,8 +96,9 @@ typedef struct cc {
     lk_status_t utility_status[CC_MAX_RANKS];
     char dead[CC_MAX_RANKS][512], left[CC_MAX_RANKS][512]; /* newest ENGINE_DEAD, LEFT */
     msg_group_t group;
-    uint64_t loads, heartbeats, silences; /* silences: announced */
-    uint64_t silence_ms[CC_MAX_RANKS];    /* of the newest heartbeat */
+    uint64_t beats[CC_MAX_FRONTENDS], missed[CC_MAX_FRONTENDS]; /* HEARTBEAT, MISSED to it */
+    uint64_t loads, heartbeats, silences;                       /* silences: announced */
+    uint64_t silence_ms[CC_MAX_RANKS];                          /* of the newest heartbeat */
     msg_load_t load[CC_MAX_RANKS];
     size_t outputs_messages;
 

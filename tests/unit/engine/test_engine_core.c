@@ -706,6 +706,34 @@ START_TEST(test_frontend_restart)
 }
 END_TEST
 
+/* A gap in what a front end says is reported to it, once. */
+START_TEST(test_lost_messages_are_reported)
+{
+    cc_t *cc = new_cluster(_i, "lost");
+    for (uint64_t n = 1; n <= 6; n++) {
+        msg_t msg = {.type = MSG_HEARTBEAT, .sequence = n};
+        if (n == 3 || n == 4) {
+            continue;
+        }
+        ck_assert_uint_eq(cc->missed[0], n > 5);
+        cc_send(cc, 0, 0, &msg);
+        cc_settle(cc);
+    }
+    ck_assert_uint_eq(cc->missed[0], 1);
+    cc->generation[0] = 2; /* a new life whose first message is missing */
+    msg_t msg = {.type = MSG_HEARTBEAT, .sequence = 2};
+    cc_send(cc, 0, 0, &msg);
+    cc_settle(cc);
+    ck_assert_uint_eq(cc->missed[0], 2);
+    /* and a front end can see what it misses */
+    uint64_t beats = cc->beats[0];
+    cc_advance(cc, 10 * LK_SECOND_NS);
+    cc_settle(cc);
+    ck_assert_uint_gt(cc->beats[0], beats);
+    cc_destroy(&cc);
+}
+END_TEST
+
 START_TEST(test_utilities)
 {
     cc_t *cc = new_cluster(_i, "utilities");
@@ -904,6 +932,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_labels_of_a_long_request);
     tcase_add_test(tc, test_paused_admission_reject);
     tcase_add_loop_test(tc, test_frontend_restart, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_lost_messages_are_reported, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_utilities, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_reset_of_running_requests, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_reported_figures, 0, N_LAYOUTS);

@@ -143,7 +143,7 @@ START_TEST(test_reply_log)
     }
     const msg_done_t *found = reply_log_find(log, 1, 1, 3 * REPLY_LOG_DEPTH);
     ck_assert_ptr_nonnull(found);
-    ck_assert_str_eq(msg_cstr(found->text), "t192");
+    ck_assert_str_eq(msg_cstr(found->text), "t6144");
     ck_assert_ptr_nonnull(reply_log_find(log, 1, 1, 2 * REPLY_LOG_DEPTH + 1));
     ck_assert_ptr_null(reply_log_find(log, 1, 1, 2 * REPLY_LOG_DEPTH));
     ck_assert_ptr_null(reply_log_find(log, 1, 2, 3 * REPLY_LOG_DEPTH));
