@@ -38,7 +38,9 @@ typedef struct {
     uint32_t stopped_at;  /* and front end */
     uint64_t *steps;      /* [ranks]: posted so far */
     uint64_t epoch;
-    bool *holds; /* [ranks]: this process has answered the pause in force */
+    bool *holds;   /* [ranks]: this process has answered the pause in force */
+    bool *outside; /* [ranks]: it has left its group, or has died: */
+    uint32_t n_outside;
 } state_t;
 
 static bool lifts(const command_t *c)
@@ -173,7 +175,7 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     }
     check_mode(sim, self, (uint32_t)done->rank, c);
     check_prompt(sim, self, (uint32_t)done->rank, c);
-    if (!c->acked && self->lifters == 0) {
+    if (!c->acked && self->lifters == 0 && self->n_outside == 0) {
         self->everywhere &= self->stopped;
         self->stopped = true;
         self->stopped_by = c->number;
@@ -215,6 +217,15 @@ static void on_formed(sim_t *sim, state_t *self, uint64_t epoch)
         held |= self->holds[r];
     }
     self->stopped &= held;
+    self->keep_since_lift |= held; /* it holds for ranks that had not drained, too */
+}
+
+/* What is decided from now on may never come to it. */
+static void set_outside(state_t *self, uint32_t rank, bool outside)
+{
+    self->n_outside += (uint32_t)(outside - self->outside[rank]);
+    self->outside[rank] = outside;
+    self->stopped &= !outside || self->everywhere;
 }
 
 static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
@@ -223,14 +234,16 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
     if (self->steps == NULL) {
         self->steps = calloc(sim->o.ranks, sizeof *self->steps);
         self->holds = calloc(sim->o.ranks, sizeof *self->holds);
-        CHECK(self->steps != NULL && self->holds != NULL);
+        self->outside = calloc(sim->o.ranks, sizeof *self->outside);
+        CHECK(self->steps != NULL && self->holds != NULL && self->outside != NULL);
     }
     if (saw->kind == SIM_SAW_FORMED) {
+        set_outside(self, saw->rank, false);
         on_formed(sim, self, saw->epoch);
     } else if (saw->kind == SIM_SAW_LEFT) {
-        self->stopped &= self->everywhere; /* this rank may never come to apply it */
+        set_outside(self, saw->rank, true);
     } else if (saw->kind == SIM_SAW_RANK_DOWN) {
-        self->stopped &= self->everywhere;
+        set_outside(self, saw->rank, true);
         self->holds[saw->rank] = false;
     } else if (saw->kind == SIM_SAW_STEP_POST) {
         self->steps[saw->rank]++;
@@ -255,6 +268,7 @@ static void fini(sim_t *sim, void *state)
     free(self->commands);
     free(self->steps);
     free(self->holds);
+    free(self->outside);
 }
 
 const sim_checker_t check_pause = {

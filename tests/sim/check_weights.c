@@ -19,6 +19,7 @@ typedef struct {
     digest_t *pending; /* of the open session */
     bool *sent;        /* [n]: by the open session */
     bool sure;         /* no answer is missing since the last whole set */
+    bool mixed;        /* the session has what another trainer sent than the one that asked */
     size_t n;
 } book_t;
 
@@ -31,6 +32,7 @@ typedef struct {
 typedef struct {
     size_t index;
     uint32_t front;
+    const void *trainer;
     update_verb_t verb;
     uint64_t generation, number; /* 0: not sent yet */
     bool over, in_effect;
@@ -50,6 +52,7 @@ typedef struct {
     digest_t *posted;    /* [ranks]: digest when the step under way was posted */
     step_t steps[STEPS]; /* of a lockstep group */
     book_t book;
+    const void *trainer; /* that the transfer engine is connected with */
     const tensor_desc_t *descs;
     call_t *calls;
     size_t n_calls, cap_calls;
@@ -210,7 +213,8 @@ static void on_asked(state_t *self, const sim_call_t *call)
         CHECK(self->calls != NULL);
     }
     call_t *c = &self->calls[self->n_calls++];
-    *c = (call_t){.index = call->index, .front = call->front, .verb = call->verb};
+    *c = (call_t){
+        .index = call->index, .front = call->front, .trainer = call->ctx, .verb = call->verb};
     if (call->verb != UPDATE_VERB_UPDATE) {
         return;
     }
@@ -275,6 +279,7 @@ static void commit(sim_t *sim, state_t *self, call_t *c)
         book->sent[i] = false;
     }
     book->sure |= whole; /* the first set of all is not a trainer's */
+    book->sure &= !book->mixed;
     if (book->sure) {
         digest_t set = digest_of_set(book->tensors, self->descs, book->n);
         snprintf(c->want, sizeof c->want, "%016llx%016llx", (unsigned long long)set.lane[0],
@@ -285,9 +290,17 @@ static void commit(sim_t *sim, state_t *self, call_t *c)
 static void take_effect(sim_t *sim, state_t *self, call_t *c)
 {
     book_t *book = &self->book;
+    if (c->verb == UPDATE_VERB_INIT) {
+        self->trainer = c->trainer;
+    }
     if (c->verb == UPDATE_VERB_START && book->sent != NULL) {
         memset(book->sent, 0, book->n * sizeof *book->sent);
+        book->mixed = false;
     }
+    /* A collective has no name: whoever is at its other end sends. Two trainers at once are the
+     * user's mistake. */
+    book->mixed |=
+        c->verb == UPDATE_VERB_UPDATE && c->trainer != self->trainer && sim->o.backend == 2;
     for (size_t i = 0; c->verb == UPDATE_VERB_UPDATE && i < c->n; i++) {
         book->pending[c->first + i] = c->digests[i];
         book->sent[c->first + i] = true;

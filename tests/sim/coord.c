@@ -29,6 +29,9 @@ static void publish(sim_t *sim, sim_link_t link, uint32_t node, const msg_t *msg
 static void publish_stats(void *ctx, const msg_t *msg)
 {
     sim_t *sim = ctx;
+    if (msg->type == MSG_STATS) {
+        sim->coord.weight_epoch = msg->stats.weight_epoch;
+    }
     for (uint32_t f = 0; f < sim->o.frontends; f++) {
         publish(sim, SIM_LINK_STATS, sim_node_front(sim, f), msg);
     }
@@ -96,7 +99,7 @@ void sim_coord_kill(sim_coord_t *self)
         coordinator_destroy(&self->coordinator);
         sim_net_down(self->sim, sim_node_coord());
         self->wake_ns = UINT64_MAX;
-        self->epoch = 0;
+        self->epoch = self->weight_epoch = 0;
     }
 }
 

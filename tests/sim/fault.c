@@ -4,12 +4,14 @@
  * lost messages in net.c, torn streams in torn_stream.c, dying trainers in trainer.c.
  */
 #include "base/check.h"
+#include "coordinator/membership.h"
 #include "tests/sim/checkers.h"
+#include "tests/sim/mesh.h"
 #include "tests/sim/net.h"
 
 #include <stdlib.h>
 
-enum { STOP, KILL };
+enum { STOP, KILL, BREAK };
 enum { ENDED, SILENT }; /* why a process dies */
 
 static uint32_t n_nodes(const sim_t *self)
@@ -19,7 +21,9 @@ static uint32_t n_nodes(const sim_t *self)
 
 static void schedule(sim_t *self, uint32_t what)
 {
-    uint64_t every_ms = what == STOP ? self->o.stop_every_ms : self->o.kill_every_ms;
+    uint64_t every_ms = what == STOP   ? self->o.stop_every_ms
+                        : what == KILL ? self->o.kill_every_ms
+                                       : self->o.break_every_ms;
     if (every_ms > 0) {
         sim_post(self, sim_around(self, every_ms * LK_MS_NS), SIM_EV_FAULT, what, 0, 0, NULL);
     }
@@ -31,6 +35,7 @@ void sim_fault_start(sim_t *self)
     CHECK(self->stopped != NULL);
     schedule(self, STOP);
     schedule(self, KILL);
+    schedule(self, BREAK);
 }
 
 void sim_fault_stop(sim_t *self)
@@ -46,33 +51,40 @@ bool sim_front_runs(const sim_t *self, uint32_t front)
 
 /* ---- death and birth ---- */
 
-/* Knows which group epochs there were. */
-static bool remembers(const sim_t *self, uint32_t node)
+enum { KNOWS_GROUP = 1, KNOWS_WEIGHTS = 2 };
+
+/* The newest group epoch, the newest weights. */
+static unsigned knows(const sim_t *self, uint32_t node)
 {
+    uint64_t group = 0, weights = 0;
     if (node == sim_node_coord()) {
-        return self->coord.coordinator != NULL && self->coord.epoch > 0 &&
-               self->coord.epoch >= self->group_epoch;
+        group = self->coord.epoch;
+        weights = self->coord.weight_epoch;
+    } else if (node <= self->o.ranks) {
+        const sim_rank_t *rank = &self->ranks[node - 1];
+        group = rank->core != NULL ? rank->enrol.epoch : 0;
+        weights = rank->core != NULL ? sim_rank_weights(rank) : 0;
+    } else if (self->fronts[node - 1 - self->o.ranks].client != NULL) {
+        engine_client_info_t info;
+        engine_client_info(self->fronts[node - 1 - self->o.ranks].client, &info);
+        group = info.group_epoch;
+        weights = info.weight_epoch;
     }
-    if (node <= self->o.ranks) {
-        return self->ranks[node - 1].core != NULL;
-    }
-    const sim_front_t *front = &self->fronts[node - 1 - self->o.ranks];
-    engine_client_info_t info = {0};
-    if (front->client != NULL) {
-        engine_client_info(front->client, &info);
-    }
-    return info.num_blocks > 0; /* STATS has told it */
+    return (group > 0 && group >= self->group_epoch ? KNOWS_GROUP : 0) |
+           (group > 0 && weights >= self->weight_epoch ? KNOWS_WEIGHTS : 0);
 }
 
-/* When everybody has died there is a new cluster, of which nothing can be promised. */
+/* When all who know have died there is a new cluster, of which nothing can be promised. Who is
+ * stopped may not be asked. */
 static bool is_last_witness(const sim_t *self, uint32_t node)
 {
+    unsigned others = 0;
     for (uint32_t n = 0; n < n_nodes(self); n++) {
-        if (n != node && remembers(self, n)) {
-            return false;
+        if (n != node && !(self->stopped != NULL && self->stopped[n])) {
+            others |= knows(self, n);
         }
     }
-    return true;
+    return knows(self, node) & ~others;
 }
 
 static void kill_node(sim_t *self, uint32_t node, const char *why)
@@ -143,6 +155,7 @@ static void listen_again(sim_t *self, uint32_t node)
 void sim_fault_stop_node(sim_t *self, uint32_t node, uint64_t ns)
 {
     uint64_t patience = SIM_DEAD_AFTER_NS + sim_below(self, LK_SECOND_NS);
+    ns = is_last_witness(self, node) ? LK_MIN(ns, SIM_DEAD_AFTER_NS / 5) : ns;
     sim_log(self, "node %u is stopped for %.3f s", node, (double)ns / LK_SECOND_NS);
     self->stopped[node] = true;
     sim_net_hold(self, node, ~0u);
@@ -164,6 +177,27 @@ void sim_fault_continue(sim_t *self, uint32_t node, uint64_t life)
     listen_again(self, node);
 }
 
+/* ---- broken connections ---- */
+
+static void break_connections(sim_t *self, uint32_t node)
+{
+    uint32_t other = (uint32_t)sim_below(self, n_nodes(self));
+    uint32_t a = LK_MIN(node, other), b = LK_MAX(node, other);
+    if (a == b || sim_net_life(self, a) == 0 || sim_net_life(self, b) == 0) {
+        return;
+    }
+    if (a >= 1 && b <= self->o.ranks) {
+        /* the cluster ends when its epochs break in a row without a death */
+        if (self->mesh_breaks++ >= MEMBERSHIP_MAX_BREAKS - 2) {
+            return;
+        }
+        sim_mesh_break(self->ranks[a - 1].mesh, self->ranks[b - 1].mesh);
+    } else {
+        sim_net_break(self, a, b);
+    }
+    self->result.breaks++;
+}
+
 /* ---- the dice ---- */
 
 void sim_fault_act(sim_t *self, uint32_t what)
@@ -174,6 +208,8 @@ void sim_fault_act(sim_t *self, uint32_t what)
     uint32_t node = (uint32_t)sim_below(self, n_nodes(self));
     if (what == KILL) {
         kill_node(self, node, "SIGKILL");
+    } else if (what == BREAK) {
+        break_connections(self, node);
     } else if (sim_net_life(self, node) != 0 && !self->stopped[node]) {
         uint64_t longest = self->o.stop_ms * LK_MS_NS;
         sim_fault_stop_node(self, node,

@@ -225,6 +225,16 @@ static void say_end(sim_mesh_t *self, frame_kind_t kind, int64_t lost, const cha
     }
 }
 
+void sim_mesh_break(sim_mesh_t *self, sim_mesh_t *peer)
+{
+    bool connected = self->joined && peer->joined && self->epoch == peer->epoch &&
+                     self->peers[peer->rank].hello && peer->peers[self->rank].hello;
+    if (connected) {
+        send_frame(self, peer->rank, FRAME_EOF, 0, NULL, 0);
+        send_frame(peer, self->rank, FRAME_EOF, 0, NULL, 0);
+    }
+}
+
 const char *sim_mesh_address(const sim_mesh_t *self)
 {
     return self->address;

@@ -21,6 +21,8 @@ LK_MUST_USE lk_status_t sim_mesh_connect_test(const sim_mesh_t *self, lk_error_t
 /* LK_ERR_PEER once a peer is gone. */
 LK_MUST_USE lk_status_t sim_mesh_poll(const sim_mesh_t *self, lk_error_t *err);
 void sim_mesh_leave(sim_mesh_t *self, int64_t lost, const char *why);
+/* The connection of two living ranks breaks. */
+void sim_mesh_break(sim_mesh_t *self, sim_mesh_t *peer);
 int64_t sim_mesh_lost(const sim_mesh_t *self);
 
 allreduce_t sim_mesh_allreduce(sim_mesh_t *self);

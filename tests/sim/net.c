@@ -11,6 +11,7 @@ typedef struct {
     sim_link_t link;
     uint64_t from_life, to_life, sent_ns;
     size_t envelope_len, len;
+    bool lost;
     uint8_t data[];
 } packet_t;
 
@@ -145,8 +146,12 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint6
     }
     packet_t *packet = malloc(sizeof *packet + len);
     CHECK(packet != NULL);
-    *packet =
-        (packet_t){link, self->places[from].life, to_life, sim->now_ns, self->envelope.len, len};
+    *packet = (packet_t){.link = link,
+                         .from_life = self->places[from].life,
+                         .to_life = to_life,
+                         .sent_ns = sim->now_ns,
+                         .envelope_len = self->envelope.len,
+                         .len = len};
     memcpy(packet->data, self->envelope.data, self->envelope.len);
     memcpy(packet->data + self->envelope.len, self->body.data, self->body.len);
     uint64_t *last = &self->last_ns[(link * self->nodes + from) * self->nodes + to];
@@ -189,6 +194,54 @@ static void keep(held_t *held, sim_event_t *event)
     event->data = NULL;
 }
 
+/* ---- broken connections ---- */
+
+/* Links that share a connection, each in its direction. */
+static const unsigned connections[] = {
+    1u << SIM_LINK_HANDSHAKE, 1u << SIM_LINK_HERE | 1u << SIM_LINK_INPUT,
+    1u << SIM_LINK_OUTPUT,    1u << SIM_LINK_EVENTS,
+    1u << SIM_LINK_STATS,     1u << SIM_LINK_WAVE,
+};
+
+static uint32_t lose_since(sim_event_t *events, size_t n, uint32_t a, uint32_t b, unsigned links,
+                           uint64_t since_ns)
+{
+    uint32_t lost = 0;
+    for (size_t i = 0; i < n; i++) {
+        const sim_event_t *e = &events[i];
+        bool between = (e->a == a && e->b == b) || (e->a == b && e->b == a);
+        if (e->kind == SIM_EV_MESSAGE && between) {
+            packet_t *packet = e->data;
+            if (links >> packet->link & 1 && packet->sent_ns > since_ns && !packet->lost) {
+                packet->lost = true;
+                lost++;
+            }
+        }
+    }
+    return lost;
+}
+
+void sim_net_break(sim_t *sim, uint32_t a, uint32_t b)
+{
+    sim_net_t *self = sim->net;
+    uint32_t lost = 0;
+    for (size_t i = 0; i < LK_ARRAY_LEN(connections); i++) {
+        if (sim_chance(sim, 50)) {
+            uint64_t back = sim_below(sim, 4 * sim->o.latency_us * 1000 + 1);
+            uint64_t since_ns = sim->now_ns - LK_MIN(back, sim->now_ns);
+            lost += lose_since(sim->heap, sim->heap_n, a, b, connections[i], since_ns);
+            lost +=
+                lose_since(self->held[a].events, self->held[a].n, a, b, connections[i], since_ns);
+            lost +=
+                lose_since(self->held[b].events, self->held[b].n, a, b, connections[i], since_ns);
+        }
+    }
+    if (a == sim_node_coord()) {
+        sim_net_subscribe(sim, b);
+    }
+    sim_log(sim, "connections of nodes %u and %u break: %u messages are lost", a, b, lost);
+}
+
 /* Canaries: all ranks hear of another pause than the one that was asked for. */
 static void change_pause(const sim_t *sim, msg_cmd_t *cmd)
 {
@@ -209,7 +262,8 @@ static bool is_cut(const sim_net_t *self, const packet_t *packet, uint32_t from,
     const place_t *f = &self->places[from], *t = &self->places[to];
     bool lost_there = packet->to_life != 0 ? packet->to_life != t->life
                                            : t->over != 0 && packet->sent_ns <= t->over_ns;
-    return lost_there || (packet->from_life == f->over && packet->sent_ns > f->cut_ns);
+    return packet->lost || lost_there ||
+           (packet->from_life == f->over && packet->sent_ns > f->cut_ns);
 }
 
 void sim_net_deliver(sim_t *sim, sim_event_t *event)
@@ -237,6 +291,9 @@ void sim_net_deliver(sim_t *sim, sim_event_t *event)
     }
     if (msg.type == MSG_CMD && msg.cmd.kind == CMD_PAUSE) {
         change_pause(sim, &msg.cmd);
+    }
+    if (sim->config.canary == SIM_CANARY_UNNUMBERED && packet->link == SIM_LINK_INPUT) {
+        msg.sequence = 0;
     }
     sim_log(sim, "node %u -> %u  %-9s %s", event->a, to, link_names[packet->link],
             msg_type_name(msg.type));

@@ -65,6 +65,9 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint6
 void sim_net_hold(sim_t *sim, uint32_t node, unsigned links);
 /* What is sent from now on over that connection arrives after ns at the earliest. */
 void sim_net_delay(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t ns);
+/* Connections between the two, a < b, break and are made anew at once: what was sent last and has
+ * not been read is lost. */
+void sim_net_break(sim_t *sim, uint32_t a, uint32_t b);
 /* A MESSAGE event: decodes and hands it to its node. */
 void sim_net_deliver(sim_t *sim, sim_event_t *event);
 const sim_traffic_t *sim_net_traffic(const sim_t *sim, sim_link_t link);

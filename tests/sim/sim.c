@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define START_NS (10 * LK_SECOND_NS) /* for a cluster to serve */
-#define CARE_NS  (200 * LK_MS_NS)
-#define LIMIT    10 /* times max_events: more means that the run goes in circles */
+#define START_NS  (10 * LK_SECOND_NS) /* for a cluster to serve */
+#define NOTICE_NS (3 * LK_SECOND_NS)
+#define CARE_NS   (200 * LK_MS_NS)
+#define LIMIT     10 /* times max_events: more means that the run goes in circles */
 
 static const char dense_model[] =
     "{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"hidden_size\": 8, "
@@ -209,6 +210,12 @@ static bool is_enough(const sim_t *self, uint64_t safety_events)
     return self->scene != NULL ? sim_scene_over(self) : safety_events >= self->config.max_events;
 }
 
+/* Who has missed something knows it by now: everybody says something each second. */
+static bool losses_are_noticed(const sim_t *self)
+{
+    return self->o.break_every_ms == 0 || self->now_ns - self->phase_ns >= NOTICE_NS;
+}
+
 static void advance_phase(sim_t *self, uint64_t safety_events)
 {
     if (self->phase == SIM_START) {
@@ -226,7 +233,7 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
         sim_fault_heal(self);
         sim_post(self, 0, SIM_EV_CARE, 0, 0, 0, NULL);
     } else if (self->phase == SIM_HEAL && everybody_serves(self) && sim_open_requests(self) == 0 &&
-               sim_open_calls(self) == 0 && sim_trainers_idle(self)) {
+               sim_open_calls(self) == 0 && sim_trainers_idle(self) && losses_are_noticed(self)) {
         enter_phase(self, SIM_PROBE);
         sim_post(self, 0, SIM_EV_PROBE, 0, 0, 0, NULL);
     }
@@ -337,6 +344,7 @@ static void old_world(sim_options_t *o)
     o->swap = 0;
     o->trainers = LK_MIN(o->trainers, 1);
     o->trainer_deaths = 0;
+    o->break_every_ms = 0;
 }
 
 static void open_world(sim_t *self)
