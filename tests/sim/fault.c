@@ -108,6 +108,11 @@ static void kill_node(sim_t *self, uint32_t node, const char *why)
              NULL);
 }
 
+void sim_fault_kill(sim_t *self, uint32_t node)
+{
+    kill_node(self, node, "SIGKILL");
+}
+
 void sim_fault_ended(sim_t *self, uint32_t node, const char *why)
 {
     sim_log(self, "node %u ends itself: %s", node, why);
@@ -207,7 +212,7 @@ void sim_fault_act(sim_t *self, uint32_t what)
     }
     uint32_t node = (uint32_t)sim_below(self, n_nodes(self));
     if (what == KILL) {
-        kill_node(self, node, "SIGKILL");
+        sim_fault_kill(self, node);
     } else if (what == BREAK) {
         break_connections(self, node);
     } else if (sim_net_life(self, node) != 0 && !self->stopped[node]) {

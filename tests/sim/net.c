@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "proto/codec.h"
 #include "tests/sim/checkers.h"
+#include "tests/sim/scene.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -140,7 +141,7 @@ void sim_net_send(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint6
     self->traffic[link].messages++;
     self->traffic[link].bytes += len;
     sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_SENT, .from = from, .to = to, .msg = msg});
-    if (is_lost(sim, link) ||
+    if (is_lost(sim, link) || sim_scene_loses(sim, from, to, msg) ||
         (is_published(link) && sim->now_ns < self->places[to].subscribed_ns)) {
         return;
     }

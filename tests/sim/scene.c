@@ -218,6 +218,36 @@ void scene_delay_start(sim_t *sim, uint32_t rank, uint64_t ms)
     scene_delay(sim, SIM_LINK_WAVE, sim_node_coord(), sim_node_rank(sim, rank), ms);
 }
 
+void scene_lose(sim_t *sim, msg_type_t type, uint32_t from, uint32_t to)
+{
+    sim->scene->lose.type = type;
+    sim->scene->lose.from = from;
+    sim->scene->lose.to = to;
+    sim->scene->lose.due = true;
+}
+
+bool sim_scene_loses(sim_t *sim, uint32_t from, uint32_t to, const msg_t *msg)
+{
+    sim_scene_t *scene = sim->scene;
+    bool lost = scene != NULL && scene->lose.due && scene->lose.from == from &&
+                scene->lose.to == to && scene->lose.type == msg->type;
+    if (lost) {
+        scene->lose.due = false;
+        sim_log(sim, "%s from node %u to %u is lost", msg_type_name(msg->type), from, to);
+    }
+    return lost;
+}
+
+void scene_kill(sim_t *sim, uint32_t node)
+{
+    sim_fault_kill(sim, node);
+}
+
+bool scene_is_whole(const sim_t *sim, uint64_t epoch)
+{
+    return sim_everybody_serves(sim) && sim->ranks[0].enrol.epoch == epoch;
+}
+
 void scene_stop(sim_t *sim, uint32_t node, uint64_t ms)
 {
     sim_fault_stop_node(sim, node, ms * LK_MS_NS);

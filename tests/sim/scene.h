@@ -37,6 +37,11 @@ struct sim_scene {
     const sim_call_t *c[16];
     uint64_t n[8];
     uint32_t i;
+    struct {
+        msg_type_t type;
+        uint32_t from, to;
+        bool due;
+    } lose;
     lk_status_t session; /* of the last one that ended */
     bool session_over;
 };
@@ -66,6 +71,8 @@ void sim_scenario_options(const sim_scenario_t *scenario, sim_options_t *out);
 void sim_scene_start(sim_t *sim);
 void sim_scene_stop(sim_t *sim);
 bool sim_scene_over(const sim_t *sim);
+/* The script wants this message lost. */
+bool sim_scene_loses(sim_t *sim, uint32_t from, uint32_t to, const msg_t *msg);
 /* Time goes on although nothing happens. */
 void sim_scene_tick(sim_t *sim);
 
@@ -116,6 +123,11 @@ static inline uint32_t scene_tokens(const sim_request_t *r)
 bool scene_all_ended(const sim_scene_t *scene, size_t n);
 bool scene_all_are(const sim_scene_t *scene, size_t n, finish_reason_t finish);
 
+static inline bool scene_is_retryable(const sim_request_t *r)
+{
+    return r->finish == FINISH_ERROR && r->status == LK_ERR_UNAVAILABLE;
+}
+
 const sim_call_t *scene_pause(sim_t *sim, uint32_t front, pause_mode_t mode, bool clear_cache);
 const sim_call_t *scene_resume(sim_t *sim, uint32_t front);
 static inline bool scene_ok(const sim_call_t *call)
@@ -129,9 +141,15 @@ void scene_session(sim_t *sim);
 void scene_delay(sim_t *sim, sim_link_t link, uint32_t from, uint32_t to, uint64_t ms);
 void scene_delay_to_rank(sim_t *sim, uint32_t front, uint32_t rank, uint64_t ms);
 void scene_delay_start(sim_t *sim, uint32_t rank, uint64_t ms);
+/* The next message of that type is lost with a connection that breaks. */
+void scene_lose(sim_t *sim, msg_type_t type, uint32_t from, uint32_t to);
+/* SIGKILL; it is started again. */
+void scene_kill(sim_t *sim, uint32_t node);
 /* SIGSTOP, and SIGCONT after so long. */
 void scene_stop(sim_t *sim, uint32_t node, uint64_t ms);
 
+/* Everybody serves in that group epoch. */
+bool scene_is_whole(const sim_t *sim, uint64_t epoch);
 const group_t *scene_group(const sim_t *sim, uint32_t rank);
 bool scene_all_idle(const sim_t *sim);  /* no rank runs */
 uint64_t scene_steps(const sim_t *sim); /* posted, all ranks */

@@ -187,7 +187,7 @@ static void enter_phase(sim_t *self, sim_phase_t phase)
     sim_saw(self, &(sim_saw_t){.kind = SIM_SAW_PHASE});
 }
 
-static bool everybody_serves(const sim_t *self)
+bool sim_everybody_serves(const sim_t *self)
 {
     for (uint32_t r = 0; r < self->o.ranks; r++) {
         const sim_rank_t *rank = &self->ranks[r];
@@ -219,7 +219,7 @@ static bool losses_are_noticed(const sim_t *self)
 static void advance_phase(sim_t *self, uint64_t safety_events)
 {
     if (self->phase == SIM_START) {
-        if (everybody_serves(self)) {
+        if (sim_everybody_serves(self)) {
             enter_phase(self, SIM_SAFETY);
             sim_trainer_start(self);
             sim_client_start(self);
@@ -232,8 +232,9 @@ static void advance_phase(sim_t *self, uint64_t safety_events)
         enter_phase(self, SIM_HEAL);
         sim_fault_heal(self);
         sim_post(self, 0, SIM_EV_CARE, 0, 0, 0, NULL);
-    } else if (self->phase == SIM_HEAL && everybody_serves(self) && sim_open_requests(self) == 0 &&
-               sim_open_calls(self) == 0 && sim_trainers_idle(self) && losses_are_noticed(self)) {
+    } else if (self->phase == SIM_HEAL && sim_everybody_serves(self) &&
+               sim_open_requests(self) == 0 && sim_open_calls(self) == 0 &&
+               sim_trainers_idle(self) && losses_are_noticed(self)) {
         enter_phase(self, SIM_PROBE);
         sim_post(self, 0, SIM_EV_PROBE, 0, 0, 0, NULL);
     }

@@ -332,9 +332,11 @@ void sim_fault_act(sim_t *self, uint32_t what);
 /* Everything that was stopped goes on, and nothing goes wrong any more. */
 void sim_fault_heal(sim_t *self);
 /* For so long, or until the launcher, which hears nothing of it either, kills it. */
+bool sim_everybody_serves(const sim_t *self); /* in one group epoch, all joined */
 void sim_fault_stop_node(sim_t *self, uint32_t node, uint64_t ns);
 void sim_fault_continue(sim_t *self, uint32_t node, uint64_t life);
 /* The process ends by itself, soon; the launcher starts another one. */
+void sim_fault_kill(sim_t *self, uint32_t node); /* unless it is the last witness */
 void sim_fault_ended(sim_t *self, uint32_t node, const char *why);
 void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life);
 void sim_fault_born(sim_t *self, uint32_t node);
