@@ -9,6 +9,9 @@
 /* Loads are collected for so long before they are published: one message to each front end per
  * period whatever the ranks send. Changes of wave, pause, health go out at once. */
 #define STATS_PERIOD_NS (100 * LK_MS_NS)
+/* A pause, a death, an update are told at once; but each rank reports them by itself, and to
+ * publish all ranks' state for each of them would cost the square of their number. */
+#define URGENT_PERIOD_NS (5 * LK_MS_NS)
 
 #define ROLLCALL_NS (200 * LK_MS_NS)
 
@@ -398,11 +401,19 @@ static void call_the_roll(coordinator_t *self, uint64_t now_ns)
 /* Before there is a group there is none. One that was found as it is is whole until it is known not
  * to be: its READYs are on their way, and to say meanwhile that it does not serve would end what
  * runs in it. */
-static bool has_news(const coordinator_t *self)
+static bool may_publish(const coordinator_t *self)
 {
     return membership_epoch(self->membership) > 0 &&
            !(membership_adopted(self->membership) &&
              membership_state(self->membership) == MEMBERSHIP_CONNECTING);
+}
+
+/* Between two publications. */
+static uint64_t patience(const coordinator_t *self)
+{
+    return self->urgent    ? URGENT_PERIOD_NS
+           : self->changed ? STATS_PERIOD_NS
+                           : self->config.heartbeat_ns;
 }
 
 uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *err)
@@ -422,11 +433,8 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
     }
     look_for_silence(self, now_ns);
     call_the_roll(self, now_ns);
-    if (has_news(self)) {
-        uint64_t age = now_ns - self->published_ns;
-        if (self->urgent || (self->changed && age >= STATS_PERIOD_NS) || age >= c->heartbeat_ns) {
-            publish(self, now_ns);
-        }
+    if (may_publish(self) && now_ns - self->published_ns >= patience(self)) {
+        publish(self, now_ns);
     }
     lk_error_t broken = LK_ERROR_INIT;
     if (membership_check(self->membership, &broken) < 0) {
@@ -437,8 +445,8 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
         *err = self->failure;
     }
     uint64_t next = now_ns + LK_MIN(c->heartbeat_ns, c->life > 1 ? ROLLCALL_NS : 500 * LK_MS_NS);
-    if (has_news(self) && self->changed) {
-        next = LK_MIN(next, self->published_ns + STATS_PERIOD_NS);
+    if (may_publish(self)) {
+        next = LK_MIN(next, self->published_ns + patience(self));
     }
     return next;
 }

@@ -15,7 +15,7 @@
 
 static const struct {
     uint64_t ranks, events;
-} sizes[] = {{2, 20000}, {8, 60000}, {64, 600000}, {256, 5000000}};
+} sizes[] = {{2, 20000}, {8, 60000}, {64, 2000000}, {256, 10000000}};
 
 static sim_config_t config_of(uint64_t ranks, uint64_t events)
 {
@@ -43,7 +43,7 @@ static sim_config_t config_of(uint64_t ranks, uint64_t events)
     o->latency_us = 100;
     o->step_us = STEP_US;
     o->spikes = o->slow_rank = o->lost_starts = o->lost_stats = o->torn_streams = 0;
-    o->stop_every_ms = o->kill_every_ms = 0;
+    o->stop_every_ms = o->kill_every_ms = o->break_every_ms = 0;
     o->control_timeout_ms = o->transfer_timeout_ms = 30000;
     return config;
 }

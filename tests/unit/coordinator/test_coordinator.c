@@ -124,6 +124,13 @@ static lk_status_t step(world_t *w, lk_error_t *err)
     return status;
 }
 
+/* What is urgent is published at once, unless something was so a moment ago. */
+static void step_later(world_t *w)
+{
+    w->now_ns += 5 * LK_MS_NS;
+    step(w, NULL);
+}
+
 static msg_t from(msg_type_t type, uint32_t role, uint32_t rank)
 {
     return (msg_t){.type = type, .sender_role = role, .sender_rank = rank, .generation = 1};
@@ -302,13 +309,13 @@ START_TEST(announce_and_first_req_become_invitations)
     g.group =
         (msg_group_t){.round = 9, .wave = 1, .run = false, .group_epoch = 1}; /* late: ignored */
     coordinator_on_message(w.coordinator, &g);
-    step(&w, NULL);
+    step_later(&w);
     ck_assert(w.run);
     g.group = (msg_group_t){.round = 11, .wave = 2, .paused = true, .group_epoch = 1};
     coordinator_on_message(w.coordinator, &g);
     coordinator_on_message(w.coordinator, &f); /* paused: a START would wake nobody */
     ck_assert_int_eq(w.starts, 3);
-    step(&w, NULL);
+    step_later(&w);
     ck_assert(w.paused);
     coordinator_destroy(&w.coordinator);
 }
@@ -457,7 +464,7 @@ START_TEST(silent_front_end_comes_back)
     ck_assert_str_eq(w.dead, "front end 0: silent for 6.0 s");
     ck_assert(w.serving);
     heartbeat(&w, MSG_ROLE_FRONTEND, 0);
-    step(&w, NULL);
+    step_later(&w);
     ck_assert_uint_eq(w.n_dead, 0);
     coordinator_destroy(&w.coordinator);
 }
@@ -475,7 +482,7 @@ START_TEST(a_new_life_makes_a_new_epoch)
     ck_assert_int_eq(w.dissolves, 2);
     ck_assert_int_eq(w.lost, -1);
     ck_assert_ptr_nonnull(strstr(w.why, "engine 0 left: rank 1 closed its mesh connection"));
-    step(&w, NULL);
+    step_later(&w);
     ck_assert(!w.serving);
     ck_assert_int_eq(w.inits, inits);
     come(&w, 1, 2, 0, 0);
@@ -488,7 +495,7 @@ START_TEST(a_new_life_makes_a_new_epoch)
     ck_assert(!coordinator_serving(w.coordinator));
     be_ready(&w, 1, 2, 2);
     ck_assert(coordinator_serving(w.coordinator));
-    ck_assert_int_eq(step(&w, NULL), LK_OK);
+    step_later(&w);
     ck_assert(w.serving);
     come(&w, 1, 1, 1, 0);
     ck_assert_ptr_nonnull(strstr(w.refusal, "expelled: engine 1 has ended and was started again"));
@@ -499,7 +506,7 @@ START_TEST(a_new_life_makes_a_new_epoch)
     coordinator_on_message(w.coordinator, &g);
     g.group = (msg_group_t){.round = 2, .paused = true, .group_epoch = 2};
     coordinator_on_message(w.coordinator, &g);
-    step(&w, NULL);
+    step_later(&w);
     ck_assert(w.paused);
     coordinator_destroy(&w.coordinator);
 }
@@ -660,6 +667,30 @@ START_TEST(no_epoch_that_a_front_end_knows_is_used_again)
 END_TEST
 
 /* Endless input must not starve publication (it is timer driven), nor cause a message per input. */
+/* Each rank says by itself that it is paused; who asks is told at once, and then all the rest. */
+START_TEST(a_pause_of_many_is_published_twice)
+{
+    world_t w;
+    start_cluster(&w);
+    w.now_ns += LK_SECOND_NS;
+    step(&w, NULL);
+    w.now_ns += 5 * LK_MS_NS;
+    int before = w.stats;
+    for (int i = 0; i < 100; i++) {
+        msg_t m = from(MSG_LOAD, MSG_ROLE_ENGINE, i % 2u);
+        m.load_report.load = (msg_load_t){.rank = i % 2u, .paused = i / 2 % 2 == 0};
+        coordinator_on_message(w.coordinator, &m);
+        w.now_ns += 10 * 1000;
+        step(&w, NULL);
+        ck_assert_int_le(w.stats - before, 1);
+    }
+    step_later(&w);
+    step_later(&w);
+    ck_assert_int_eq(w.stats - before, 2);
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
 START_TEST(loads_are_published_by_the_clock)
 {
     world_t w;
@@ -700,6 +731,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, own_sleep_expels_nobody);
     tcase_add_test(tc, silent_front_end_comes_back);
     tcase_add_test(tc, a_new_life_makes_a_new_epoch);
+    tcase_add_test(tc, a_pause_of_many_is_published_twice);
     tcase_add_test(tc, breaks_while_connecting);
     tcase_add_test(tc, breaks_without_a_death_end_the_cluster);
     tcase_add_test(tc, a_new_front_end_is_told_and_made_known);
