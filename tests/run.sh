@@ -68,7 +68,7 @@ if [ "$size" = "--full" ]; then
     # what has threads; docs/SANITIZERS.md
     run_suite tsan "$build-tsan" --timeout-multiplier 10 port_zmq contract_port coordinator_io \
         loop mesh api_http contract_executor cpuexec_fixtures cpuexec_invariance cpuexec_ep \
-        contract_weight_transfer_engine
+        contract_weight_transfer_engine device_table nccl tcpstore rpc trainer trainer_nccl
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

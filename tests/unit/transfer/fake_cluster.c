@@ -13,6 +13,7 @@
 
 struct fake_cluster {
     pthread_t thread;
+    pthread_mutex_t mutex; /* held while a call is answered: what follows is the thread's then */
     atomic_bool stop;
     lk_port_t *port;
     char endpoint[128];
@@ -23,7 +24,7 @@ struct fake_cluster {
     bool paused;
     uint64_t epoch;
     char version[64];
-    char last[4096];
+    char last[4096], shown[4096];
 };
 
 static json_t *refusal(int code, const char *text, bool plain)
@@ -215,7 +216,9 @@ static void *run(void *arg)
         lk_error_t err = LK_ERROR_INIT;
         lk_status_t st = port_recv(self->port, &msg, &err);
         if (st == LK_OK) {
+            pthread_mutex_lock(&self->mutex);
             answer(self, &msg);
+            pthread_mutex_unlock(&self->mutex);
             port_msg_fini(self->port, &msg);
             continue;
         }
@@ -256,6 +259,7 @@ fake_cluster_t *fake_cluster_new(const tensor_desc_t *model, size_t n, fake_scri
         self->sessions[r] = update_session_new(engine, &ctx, &sink);
         CHECK(self->sessions[r] != NULL);
     }
+    pthread_mutex_init(&self->mutex, NULL);
     int rc = pthread_create(&self->thread, NULL, run, self);
     CHECK(rc == 0);
     return self;
@@ -275,6 +279,7 @@ void fake_cluster_destroy(fake_cluster_t **self_p)
         mem_sink_destroy(&self->sinks[r]);
         device_close(&self->devices[r]);
     }
+    pthread_mutex_destroy(&self->mutex);
     free(self);
 }
 
@@ -283,17 +288,30 @@ const char *fake_cluster_endpoint(const fake_cluster_t *self)
     return self->endpoint;
 }
 
+/* The last call's answer has left, and all that its thread did for it is to be seen. */
+static void await_answer(fake_cluster_t *self)
+{
+    pthread_mutex_lock(&self->mutex);
+    pthread_mutex_unlock(&self->mutex);
+}
+
 mem_sink_t *fake_cluster_sink(fake_cluster_t *self, unsigned rank)
 {
+    await_answer(self);
     return self->sinks[rank];
 }
 
-const char *fake_cluster_last(const fake_cluster_t *self)
+const char *fake_cluster_last(fake_cluster_t *self)
 {
-    return self->last;
+    pthread_mutex_lock(&self->mutex);
+    memcpy(self->shown, self->last, sizeof self->shown);
+    pthread_mutex_unlock(&self->mutex);
+    return self->shown;
 }
 
 void fake_cluster_script(fake_cluster_t *self, fake_script_t script)
 {
+    pthread_mutex_lock(&self->mutex);
     self->script = script;
+    pthread_mutex_unlock(&self->mutex);
 }

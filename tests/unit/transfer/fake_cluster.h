@@ -33,8 +33,8 @@ void fake_cluster_destroy(fake_cluster_t **self_p);
 const char *fake_cluster_endpoint(const fake_cluster_t *self);
 /* Look at these only between calls. */
 mem_sink_t *fake_cluster_sink(fake_cluster_t *self, unsigned rank);
-/* The arguments of the last call, JSON text; and the weight version. */
-const char *fake_cluster_last(const fake_cluster_t *self);
+/* The arguments of the last call, JSON text; until it is asked for again. */
+const char *fake_cluster_last(fake_cluster_t *self);
 /* Takes effect with the next call. */
 void fake_cluster_script(fake_cluster_t *self, fake_script_t script);
 

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,9 @@ typedef struct {
     bool connected;
 } tcp_stream_t;
 
+/* Of all streams, which may be those of several threads: each has trainers of its own. */
 static lookup_t *orphans;
+static pthread_mutex_t orphans_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 static void lookup_free(lookup_t *self)
 {
@@ -47,6 +50,7 @@ static void lookup_free(lookup_t *self)
 
 static void lookup_drop(lookup_t *self)
 {
+    pthread_mutex_lock(&orphans_mutex);
     if (self != NULL) {
         gai_cancel(&self->request);
         self->next = orphans;
@@ -61,6 +65,7 @@ static void lookup_drop(lookup_t *self)
             lookup_free(one);
         }
     }
+    pthread_mutex_unlock(&orphans_mutex);
 }
 
 static lookup_t *lookup_new(const char *host, uint16_t port)
