@@ -41,16 +41,27 @@ static const char *const phase_names[] = {"idle",     "generating", "pausing", "
                                           "transfer", "finishing",  "resuming"};
 
 typedef struct {
-    bool moe, stop;
+    bool moe, stop, shadow;
     victim_t victim;
     phase_t phase;
     unsigned rank; /* of the engine */
 } case_t;
 
-#define N_CASES (2 * N_VICTIMS * 2 * N_PHASES)
+/* First all with an update in place; then, with shadow swap, the phases of an update. */
+#define N_INPLACE (2 * N_VICTIMS * 2 * N_PHASES)
+#define N_CASES   (N_INPLACE + 2 * N_VICTIMS * 2 * 2)
 
 static case_t case_of(unsigned number)
 {
+    if (number >= N_INPLACE) {
+        unsigned n = number - N_INPLACE, moe = n / (4 * N_VICTIMS) % 2;
+        return (case_t){.phase = TRANSFER + n % 2,
+                        .stop = n / 2 % 2,
+                        .victim = n / 4 % N_VICTIMS,
+                        .moe = moe,
+                        .shadow = true,
+                        .rank = (n + moe) % RANKS};
+    }
     return (case_t){.phase = number % N_PHASES,
                     .stop = number / N_PHASES % 2,
                     .victim = number / (2 * N_PHASES) % N_VICTIMS,
@@ -270,20 +281,22 @@ static bool streams_flow(void *ctx)
     return flow;
 }
 
-static const char *const flags[] = {"--device",
-                                    "null",
-                                    "--data-parallel-size",
-                                    "2",
-                                    "--enable-expert-parallel",
-                                    "--weight-transfer-config",
-                                    "{\"backend\":\"tcp\"}",
-                                    "--transfer-timeout",
-                                    "4",
-                                    "--heartbeat-interval",
-                                    "0.5",
-                                    "--heartbeat-timeout",
-                                    "4",
-                                    NULL};
+static const char *flags[] = {"--device",
+                              "null",
+                              "--data-parallel-size",
+                              "2",
+                              "--enable-expert-parallel",
+                              "--weight-transfer-config",
+                              "{\"backend\":\"tcp\"}",
+                              "--transfer-timeout",
+                              "4",
+                              "--heartbeat-interval",
+                              "0.5",
+                              "--heartbeat-timeout",
+                              "4",
+                              "--weight-swap",
+                              NULL, /* which */
+                              NULL};
 
 static void reach_phase(run_t *r)
 {
@@ -427,7 +440,10 @@ static bool others_flow(void *ctx)
 
 static void check_others(run_t *r)
 {
-    if (r->k.phase != GENERATING || ends_everything(r)) {
+    /* a rank that had committed when its peer died ends its requests: it does not know the outcome
+     */
+    bool beside = r->k.shadow && (r->k.phase == TRANSFER || r->k.victim != ENGINE);
+    if ((r->k.phase != GENERATING && !beside) || ends_everything(r)) {
         return;
     }
     for (unsigned i = 0; i < RANKS; i++) {
@@ -532,13 +548,15 @@ static bool socket_is_left(const cluster_t *c)
 static void run_case(unsigned number)
 {
     run_t r = {.number = number, .k = case_of(number)};
-    printf("# case %u: %s, %s is %s while %s; LK_TEST_FAULTS=%u\n", number,
-           r.k.moe ? "expert parallel" : "dense", victim_names[r.k.victim],
-           r.k.stop ? "stopped" : "killed", phase_names[r.k.phase], number);
+    printf("# case %u: %s, %s, %s is %s while %s; LK_TEST_FAULTS=%u\n", number,
+           r.k.moe ? "expert parallel" : "dense", r.k.shadow ? "shadow swap" : "in place",
+           victim_names[r.k.victim], r.k.stop ? "stopped" : "killed", phase_names[r.k.phase],
+           number);
     fflush(stdout);
     size_t files = count_files();
     const char *model = rl_make_model(r.k.moe ? ARCH_QWEN3_MOE : ARCH_QWEN3, 3, 8000000);
     r.weights = rl_weights(model, 4, LK_DTYPE_BF16);
+    flags[LK_ARRAY_LEN(flags) - 2] = r.k.shadow ? "shadow" : "inplace";
     cluster_start(&r.c, model, flags);
     reach_phase(&r);
     strike(&r);
