@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_VALUES 256
+#define CHUNK_VALUES   256
+#define CONTAINER_ROOM 4 /* of a container, when it gets its first item: most are small */
 
 typedef struct chunk {
     struct chunk *next;
@@ -148,13 +149,13 @@ static pickle_value_t *new_value(pickle_t *self, pickle_type_t type)
     return value;
 }
 
-/* Makes room for one pointer more. */
-static bool grow(const pickle_value_t ***list, size_t n, size_t *room)
+/* Makes room for one pointer more; `first`: for so many at first. */
+static bool grow_from(const pickle_value_t ***list, size_t n, size_t *room, size_t first)
 {
     if (n < *room) {
         return true;
     }
-    size_t more = *room > 0 ? 2 * *room : 64;
+    size_t more = *room > 0 ? 2 * *room : first;
     const pickle_value_t **bigger = realloc(*list, more * sizeof *bigger);
     if (bigger == NULL) {
         return false;
@@ -162,6 +163,11 @@ static bool grow(const pickle_value_t ***list, size_t n, size_t *room)
     *list = bigger;
     *room = more;
     return true;
+}
+
+static bool grow(const pickle_value_t ***list, size_t n, size_t *room)
+{
+    return grow_from(list, n, room, 64);
 }
 
 static lk_status_t push(pickle_t *self, const pickle_value_t *value, lk_error_t *err)
@@ -238,7 +244,7 @@ static lk_status_t add_item(pickle_t *self, pickle_value_t *to, const pickle_val
         return bad(self, err, "containers nested too deeply");
     }
     size_t room = to->room;
-    if (!grow(&to->items, to->n, &room)) {
+    if (!grow_from(&to->items, to->n, &room, CONTAINER_ROOM)) {
         return no_memory(err);
     }
     to->room = (uint32_t)room;
@@ -700,8 +706,9 @@ void pickle_unique_id_write(const uint8_t id[NCCL_ID_BYTES], uint8_t out[PICKLE_
 
 #define TORCH_NAMES(X)                                                                             \
     X(Tensor)                                                                                      \
-    X(Size) X(float32) X(float64) X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8)        \
-        X(uint8) X(uint16) X(uint32) X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn) \
+    X(Size)                                                                                        \
+    X(float32) X(float64) X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8) X(uint8)       \
+        X(uint16) X(uint32) X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn)          \
             X(float8_e5m2) X(float8_e4m3fnuz) X(float8_e5m2fnuz) X(float8_e8m0fnu)
 
 const pickle_global_t pickle_globals_ipc[] = {
