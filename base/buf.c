@@ -96,10 +96,53 @@ static size_t utf8_len(const unsigned char *p, size_t left)
     return n;
 }
 
+#define LANES 32 /* bytes looked at together */
+
+/* No exit from the inner loops, so that they become vector instructions. */
+static bool all_ascii(const unsigned char *p)
+{
+    unsigned char high = 0;
+    for (size_t i = 0; i < LANES; i++) {
+        high |= p[i];
+    }
+    return high < 0x80;
+}
+
+static bool is_plain(unsigned char c)
+{
+    return c >= 0x20 && c < 0x80 && c != '"' && c != '\\';
+}
+
+static bool all_plain(const unsigned char *p)
+{
+    unsigned char odd = 0;
+    for (size_t i = 0; i < LANES; i++) {
+        odd |= (unsigned char)((p[i] < 0x20) | (p[i] >= 0x80) | (p[i] == '"') | (p[i] == '\\'));
+    }
+    return odd == 0;
+}
+
+size_t lk_json_plain(const char *text, size_t len)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    size_t n = 0;
+    while (len - n >= LANES && all_plain(p + n)) {
+        n += LANES;
+    }
+    while (n < len && is_plain(p[n])) {
+        n++;
+    }
+    return n;
+}
+
 bool lk_utf8_valid(const char *text, size_t len)
 {
     const unsigned char *p = (const unsigned char *)text;
     for (size_t i = 0; i < len;) {
+        if (len - i >= LANES && all_ascii(p + i)) {
+            i += LANES;
+            continue;
+        }
         size_t n = utf8_len(p + i, len - i);
         if (n == 0) {
             return false;
@@ -114,6 +157,12 @@ void lk_buf_json_str(lk_buf_t *buf, const char *text, size_t len)
     const unsigned char *p = (const unsigned char *)text;
     lk_buf_append(buf, "\"", 1);
     for (size_t i = 0; i < len;) {
+        size_t plain = lk_json_plain(text + i, len - i);
+        lk_buf_append(buf, p + i, plain);
+        i += plain;
+        if (i == len) {
+            break;
+        }
         unsigned char c = p[i];
         if (c == '"' || c == '\\') {
             char esc[2] = {'\\', (char)c};
