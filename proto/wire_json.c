@@ -54,7 +54,8 @@ static lk_status_t to_text(const wire_value_t *value, json_t **out, lk_error_t *
     size_t len = 0;
     bool is_text = wire_str(value, &text, &len);
     text = len > 0 ? text : ""; /* an empty one may have no place */
-    json_t *string = is_text && memchr(text, '\0', len) == NULL ? json_stringn(text, len) : NULL;
+    bool valid = is_text && memchr(text, '\0', len) == NULL && lk_utf8_valid(text, len);
+    json_t *string = valid ? json_stringn_nocheck(text, len) : NULL;
     if (string == NULL) {
         return lk_error_set(err, LK_ERR_INVALID, "a text is not UTF-8 without a NUL");
     }
