@@ -34,7 +34,8 @@ struct api_call {
     const api_call_ops_t *ops;
     const struct api_route *route;
     /* what was asked; set by the transport before api_dispatch */
-    const char *raw_body; /* JSON text, borrowed until the handler returns; NULL: body is set */
+    const char *raw_body; /* JSON text, borrowed until the handler returns; NULL: body is set. A
+                             handler has both: `body` is what was read of it */
     size_t raw_len;
     json_t *body;              /* object or NULL; owned */
     json_t *query;             /* object of strings or NULL; owned */

@@ -18,7 +18,7 @@ typedef struct command {
     struct command *next;
     uint64_t number; /* 0: still queued */
     cmd_desc_t desc;
-    char *spec;
+    char *spec;          /* what desc.spec points to */
     engine_result_fn fn; /* NULL: nobody waits (any more) */
     void *ctx;
     uint64_t timeout_ns;
@@ -182,7 +182,7 @@ static bool send_command(cmd_stream_t *self, uint32_t rank, const command_t *cmd
         .clear_cache = cmd->desc.clear_cache,
         .target = cmd->desc.target,
         .verb = cmd->desc.verb,
-        .spec = {with_spec ? cmd->spec : NULL, with_spec && cmd->spec ? strlen(cmd->spec) : 0},
+        .spec = with_spec ? cmd->desc.spec : (msg_str_t){NULL, 0},
         .group_epoch = self->group_epoch,
     };
     return self->ops->send_engine(self->ops->ctx, rank, &msg, NULL) == LK_OK;
@@ -371,11 +371,12 @@ void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeou
     command_t *cmd = calloc(1, sizeof *cmd + self->config->n_ranks * sizeof cmd->slots[0]);
     CHECKF(cmd != NULL, "out of memory");
     cmd->desc = *desc;
-    cmd->desc.spec = NULL;
-    if (desc->spec != NULL && desc->spec[0] != '\0') {
-        cmd->spec = strdup(desc->spec);
+    if (desc->spec.len > 0) {
+        cmd->spec = malloc(desc->spec.len);
         CHECKF(cmd->spec != NULL, "out of memory");
+        memcpy(cmd->spec, desc->spec.ptr, desc->spec.len);
     }
+    cmd->desc.spec.ptr = cmd->spec;
     cmd->fn = fn;
     cmd->ctx = ctx;
     cmd->timeout_ns = timeout_ns;

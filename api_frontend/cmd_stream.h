@@ -17,7 +17,7 @@ typedef struct {
     bool clear_cache;   /* PAUSE */
     uint64_t target;    /* CANCEL */
     update_verb_t verb; /* UPDATE */
-    const char *spec;   /* UPDATE; copied; NULL is "" */
+    msg_str_t spec;     /* UPDATE; copied */
 } cmd_desc_t;
 
 /* Both are borrowed and outlive the stream. */

@@ -696,7 +696,7 @@ void engine_client_resume(engine_client_t *self, uint64_t timeout_ns, engine_res
 }
 
 void engine_client_update(engine_client_t *self, update_verb_t verb, const char *spec,
-                          uint64_t timeout_ns, engine_result_fn fn, void *ctx)
+                          size_t spec_len, uint64_t timeout_ns, engine_result_fn fn, void *ctx)
 {
     if (refuse(self, fn, ctx)) {
         return;
@@ -708,7 +708,7 @@ void engine_client_update(engine_client_t *self, update_verb_t verb, const char 
     if (verb == UPDATE_VERB_ABORT) {
         cmd_stream_cancel_update(self->stream, 0, "a caller aborted the weight update");
     }
-    cmd_desc_t desc = {.kind = CMD_UPDATE, .verb = verb, .spec = spec};
+    cmd_desc_t desc = {.kind = CMD_UPDATE, .verb = verb, .spec = {spec, spec_len}};
     cmd_stream_call(self->stream, &desc, or_default(timeout_ns, standard), fn, ctx);
 }
 

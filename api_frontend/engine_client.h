@@ -108,11 +108,12 @@ void engine_client_pause(engine_client_t *self, pause_mode_t mode, bool clear_ca
                          uint64_t timeout_ns, engine_result_fn fn, void *ctx);
 void engine_client_resume(engine_client_t *self, uint64_t timeout_ns, engine_result_fn fn,
                           void *ctx);
-/* spec is the request's JSON body. Other calls queue behind it until every rank has answered, but
+/* spec is the request's JSON body, copied; bytes beyond what the verb needs are passed on as they
+ * are. Other calls queue behind it until every rank has answered, but
  * behind one that is carried out beside the steps only weight calls do. ABORT first sends
  * CANCEL_UPDATE for whatever is in flight. */
 void engine_client_update(engine_client_t *self, update_verb_t verb, const char *spec,
-                          uint64_t timeout_ns, engine_result_fn fn, void *ctx);
+                          size_t spec_len, uint64_t timeout_ns, engine_result_fn fn, void *ctx);
 /* Asks every rank; a dead rank's answer is LK_ERR_UNAVAILABLE. The result's status is the first
  * one that failed, with its text. */
 void engine_client_utility(engine_client_t *self, const char *method, const char *args,

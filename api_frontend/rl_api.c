@@ -2,6 +2,7 @@
  * of the engine client; texts and fields are those that vLLM's clients know. */
 #include "api_frontend/api.h"
 #include "base/check.h"
+#include "proto/json_text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,7 +199,8 @@ static void answer_message(api_call_t *call, const engine_result_t *result, cons
     }
 }
 
-/* Sends the verb with {name: value} as its spec (value NULL: "{}"). */
+/* Sends the verb with {name: value} as its spec (value NULL: "{}"): the client's own text where the
+ * value is of its body; that has been read whole, and the ranks look for `name` in it. */
 static void update(api_t *api, api_call_t *call, update_verb_t verb, const char *name,
                    const json_t *value, engine_result_fn fn)
 {
@@ -206,20 +208,28 @@ static void update(api_t *api, api_call_t *call, update_verb_t verb, const char 
     if (!api_arg_seconds(call, "timeout_s", &timeout_s)) {
         return;
     }
-    json_t *spec = json_object();
-    if (value != NULL) {
-        json_object_set(spec, name, (json_t *)value);
+    if (call->raw_body != NULL && value != NULL && json_object_get(call->body, name) == value &&
+        call->raw_len <= ENGINE_CLIENT_MAX_SPEC) {
+        engine_client_update(api->client, verb, call->raw_body, call->raw_len, to_ns(timeout_s), fn,
+                             call);
+        return;
     }
-    char *text = json_dumps(spec, JSON_COMPACT);
-    json_decref(spec);
-    if (text == NULL) {
-        api_call_error(call, 500, NULL, "out of memory");
-    } else if (strlen(text) > ENGINE_CLIENT_MAX_SPEC) {
+    lk_buf_t spec;
+    lk_buf_init(&spec, ENGINE_CLIENT_MAX_SPEC);
+    lk_buf_str(&spec, "{");
+    if (value != NULL) {
+        lk_buf_json_str(&spec, name, strlen(name));
+        lk_buf_str(&spec, ":");
+        json_text_write(&spec, value);
+    }
+    lk_buf_str(&spec, "}");
+    if (spec.failed) {
         api_call_error(call, 413, name, "%s is too long", name);
     } else {
-        engine_client_update(api->client, verb, text, to_ns(timeout_s), fn, call);
+        engine_client_update(api->client, verb, (const char *)spec.data, spec.len, to_ns(timeout_s),
+                             fn, call);
     }
-    free(text);
+    lk_buf_fini(&spec);
 }
 
 static void on_init(void *ctx, const engine_result_t *result)
@@ -304,7 +314,7 @@ static void dir_load_send(dir_load_t *self, update_verb_t verb, json_t *spec, en
         dir_load_answer(self, NULL);
         return;
     }
-    engine_client_update(self->api->client, verb, text, self->timeout_ns, fn, self);
+    engine_client_update(self->api->client, verb, text, strlen(text), self->timeout_ns, fn, self);
     free(text);
 }
 

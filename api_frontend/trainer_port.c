@@ -1,6 +1,7 @@
 #include "api_frontend/trainer_port.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "proto/json_text.h"
 #include "proto/limits.h"
 #include "proto/wire_json.h"
 
@@ -41,7 +42,7 @@ static void send_map(trainer_port_t *self, const port_peer_t *peer, const uint8_
 static void reply(api_call_t *call, int http_status, const char *body, size_t len)
 {
     trainer_call_t *tc = (trainer_call_t *)call;
-    json_t *map = json_loadb(body, len, 0, NULL);
+    json_t *map = json_text_read(body, len, 0, NULL);
     CHECK(json_is_object(map)); /* handlers reply with objects */
     json_t *text = json_object_get(map, "status");
     if (text != NULL) { /* {"status": "paused"}: the code takes its place */

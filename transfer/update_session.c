@@ -1,6 +1,7 @@
 #include "transfer/update_session.h"
 #include "base/buf.h"
 #include "base/check.h"
+#include "proto/json_text.h"
 #include "transfer/backends/backends.h"
 #include "transfer/update_spec.h"
 
@@ -679,7 +680,7 @@ const char update_session_already_open[] = ALREADY_OPEN;
 
 bool update_init_is_visit(const char *spec, size_t spec_len)
 {
-    json_t *root = json_loadb(spec != NULL ? spec : "", spec_len, JSON_REJECT_DUPLICATES, NULL);
+    json_t *root = json_text_read(spec != NULL ? spec : "", spec_len, 0, NULL);
     const json_t *name = json_object_get(json_object_get(root, "init_info"), "backend");
     bool visit = json_is_string(name);
     json_decref(root);

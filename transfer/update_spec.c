@@ -1,6 +1,7 @@
 #include "transfer/update_spec.h"
 #include "base/buf.h"
 #include "base/hash.h"
+#include "proto/json_text.h"
 #include "transfer/wte_fields.h"
 
 #include <stdlib.h>
@@ -25,7 +26,7 @@ static lk_status_t parse(const char *text, size_t len, json_t **out, lk_error_t 
                             UPDATE_SPEC_MAX_BYTES);
     }
     json_error_t where;
-    json_t *root = json_loadb(text != NULL ? text : "", len, JSON_REJECT_DUPLICATES, &where);
+    json_t *root = json_text_read(text != NULL ? text : "", len, 0, &where);
     if (root == NULL) {
         return lk_error_set(err, LK_ERR_INVALID, "Invalid JSON format: %s at byte %d", where.text,
                             where.position);

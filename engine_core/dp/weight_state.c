@@ -1,6 +1,7 @@
 #include "engine_core/dp/weight_state.h"
 #include "base/check.h"
 #include "base/hash.h"
+#include "proto/json_text.h"
 #include "proto/messages.h"
 
 #include <stdio.h>
@@ -142,7 +143,7 @@ lk_status_t weight_version_parse(update_verb_t verb, const char *spec, size_t sp
     json_t *root = NULL;
     if (spec_len > 0) {
         json_error_t json_err;
-        root = json_loadb(spec, spec_len, JSON_REJECT_DUPLICATES, &json_err);
+        root = json_text_read(spec, spec_len, 0, &json_err);
         if (!json_is_object(root)) {
             json_decref(root);
             return lk_error_set(err, LK_ERR_INVALID, "%s: the body is no JSON object",

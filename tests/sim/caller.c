@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The canary: after a failed weight call one number is another one. */
 static void spoil_weights(sim_t *sim, const sim_call_t *call)
@@ -115,7 +116,8 @@ sim_call_t *sim_call(sim_t *self, uint32_t front, sim_call_kind_t kind, uint64_t
         engine_client_resume(client, timeout_ns, on_result, call);
         break;
     case SIM_CALL_UPDATE:
-        engine_client_update(client, call->verb, spec, timeout_ns, on_result, call);
+        engine_client_update(client, call->verb, spec, spec != NULL ? strlen(spec) : 0, timeout_ns,
+                             on_result, call);
         break;
     case SIM_CALL_UTILITY:
         engine_client_utility(client, spec, "", timeout_ns, on_result, call);

@@ -1,5 +1,6 @@
 #include "transfer/trainer/lst.h"
 #include "base/check.h"
+#include "proto/json_text.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -279,7 +280,7 @@ lst_status_t lst_call(lst_t *self, const char *call, const char *args, const cha
     json_t *map = NULL, *answer = NULL;
     if (args != NULL) {
         json_error_t where;
-        map = json_loads(args, JSON_REJECT_DUPLICATES, &where);
+        map = json_text_read(args, strlen(args), 0, &where);
         if (!json_is_object(map)) {
             json_decref(map);
             return (lst_status_t)lk_error_set(&self->err, LK_ERR_INVALID,

@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A literal and its length. */
+#define TEXT(literal) literal, sizeof(literal) - 1
+
 static fake_group_t g;
 
 typedef struct {
@@ -578,9 +581,9 @@ END_TEST
 START_TEST(test_update_is_exclusive)
 {
     outcome_t start = {0}, pause = {0}, update = {0};
-    engine_client_update(g.client, UPDATE_VERB_START, "{}", 0, on_result, &start);
+    engine_client_update(g.client, UPDATE_VERB_START, TEXT("{}"), 0, on_result, &start);
     engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{\"update_info\":{}}", 0, on_result,
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{\"update_info\":{}}"), 0, on_result,
                          &update);
     expect_cmd(0, 1, CMD_UPDATE);
     ck_assert_uint_eq(fg_count(&g, 0, MSG_CMD), 0);
@@ -608,10 +611,10 @@ START_TEST(test_pauses_pass_a_shadow_update)
         g.config.shadow = true;
         fg_drop_all(&g);
         fg_reopen(&g);
-        engine_client_update(g.client, verbs[v], "{}", 0, on_result, &update);
+        engine_client_update(g.client, verbs[v], TEXT("{}"), 0, on_result, &update);
         engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
         engine_client_resume(g.client, 0, on_result, &resume);
-        engine_client_update(g.client, UPDATE_VERB_FINISH, "{}", 0, on_result, &next);
+        engine_client_update(g.client, UPDATE_VERB_FINISH, TEXT("{}"), 0, on_result, &next);
         expect_cmd(0, 1, CMD_UPDATE);
         if (verbs[v] != UPDATE_VERB_START) {
             expect_cmd(0, 2, CMD_PAUSE);
@@ -629,19 +632,19 @@ END_TEST
 START_TEST(test_update_refused_by_one)
 {
     outcome_t o = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 0, on_result, &o);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 0, on_result, &o);
     fg_done(&g, 0, 1, LK_ERR_INVALID, "", "");
     fg_done(&g, 1, 1, LK_ERR_INVALID, "unknown tensor foo", "");
     ck_assert_int_eq(o.status, LK_ERR_INVALID);
     ck_assert_str_eq(o.text, "rank 1: unknown tensor foo");
     outcome_t same = {0};
     const char *text = "start_weight_update must be called before update_weights.";
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 0, on_result, &same);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 0, on_result, &same);
     fg_done(&g, 0, 2, LK_ERR_STATE, text, "");
     fg_done(&g, 1, 2, LK_ERR_STATE, text, "");
     ck_assert_str_eq(same.text, text);
     outcome_t differ = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 0, on_result, &differ);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 0, on_result, &differ);
     fg_done(&g, 0, 3, LK_OK, "", "");
     fg_done(&g, 1, 3, LK_ERR_STATE, "x", "");
     ck_assert_int_eq(differ.status, LK_ERR_INTERNAL);
@@ -653,7 +656,7 @@ END_TEST
 START_TEST(test_update_deadline)
 {
     outcome_t o = {0}, next = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 5 * LK_SECOND_NS, on_result, &o);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 5 * LK_SECOND_NS, on_result, &o);
     engine_client_resume(g.client, ENGINE_CLIENT_NO_DEADLINE, on_result, &next);
     fg_seen(&g, 0, 1);
     fg_seen(&g, 1, 1);
@@ -676,7 +679,7 @@ END_TEST
 START_TEST(test_update_deadline_without_answers)
 {
     outcome_t o = {0}, queued = {0};
-    engine_client_update(g.client, UPDATE_VERB_START, "", 5 * LK_SECOND_NS, on_result, &o);
+    engine_client_update(g.client, UPDATE_VERB_START, TEXT(""), 5 * LK_SECOND_NS, on_result, &o);
     engine_client_pause(g.client, PAUSE_KEEP, true, 7 * LK_SECOND_NS, on_result, &queued);
     fg_advance(&g, 5 * LK_SECOND_NS);
     ck_assert_int_eq(o.calls, 0);
@@ -698,14 +701,15 @@ END_TEST
 START_TEST(test_update_behind_one_without_answers)
 {
     outcome_t stuck = {0}, early = {0}, late = {0}, next = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 5 * LK_SECOND_NS, on_result, &stuck);
-    engine_client_update(g.client, UPDATE_VERB_ABORT, "", 0, on_result, &early);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 5 * LK_SECOND_NS, on_result,
+                         &stuck);
+    engine_client_update(g.client, UPDATE_VERB_ABORT, TEXT(""), 0, on_result, &early);
     fg_advance(&g, 5 * LK_SECOND_NS);
     fg_advance(&g, 30 * LK_SECOND_NS);
     ck_assert_int_eq(stuck.status, LK_ERR_TIMEOUT);
     ck_assert_int_eq(early.calls, 0);
     fg_advance(&g, 10 * LK_SECOND_NS);
-    engine_client_update(g.client, UPDATE_VERB_FINISH, "", 0, on_result, &late);
+    engine_client_update(g.client, UPDATE_VERB_FINISH, TEXT(""), 0, on_result, &late);
     fg_advance(&g, 20 * LK_SECOND_NS);
     ck_assert_int_eq(early.calls, 1);
     ck_assert_int_eq(early.status, LK_ERR_TIMEOUT);
@@ -720,7 +724,7 @@ START_TEST(test_update_behind_one_without_answers)
     fg_done(&g, 0, 1, LK_ERR_CANCELED, "", "");
     fg_done(&g, 1, 1, LK_ERR_CANCELED, "", "");
     ck_assert_int_eq(stuck.calls, 1);
-    engine_client_update(g.client, UPDATE_VERB_ABORT, "", 0, on_result, &next);
+    engine_client_update(g.client, UPDATE_VERB_ABORT, TEXT(""), 0, on_result, &next);
     expect_cmd(0, 2, CMD_UPDATE);
     ck_assert_int_eq(early.calls + late.calls, 2);
 }
@@ -729,7 +733,7 @@ END_TEST
 START_TEST(test_transfer_must_be_received_in_time)
 {
     outcome_t o = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 0, on_result, &o);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 0, on_result, &o);
     fg_seen(&g, 0, 1);
     fg_advance(&g, 30 * LK_SECOND_NS); /* the control timeout; the transfer's is 300 s */
     const msg_t *msg = fg_take(&g, 0, MSG_CANCEL_UPDATE);
@@ -743,8 +747,8 @@ END_TEST
 START_TEST(test_abort_weight_update)
 {
     outcome_t update = {0}, abort = {0};
-    engine_client_update(g.client, UPDATE_VERB_UPDATE, "{}", 0, on_result, &update);
-    engine_client_update(g.client, UPDATE_VERB_ABORT, "", 0, on_result, &abort);
+    engine_client_update(g.client, UPDATE_VERB_UPDATE, TEXT("{}"), 0, on_result, &update);
+    engine_client_update(g.client, UPDATE_VERB_ABORT, TEXT(""), 0, on_result, &abort);
     expect_cmd(0, 1, CMD_UPDATE);
     const msg_t *msg = fg_take(&g, 0, MSG_CANCEL_UPDATE);
     ck_assert_ptr_nonnull(msg);
@@ -835,7 +839,7 @@ static void call_again(void *ctx, const engine_result_t *result)
     chain_t *c = ctx;
     on_result(&c->outcome, result);
     if (c->left-- > 0) {
-        engine_client_update(g.client, UPDATE_VERB_START, "", 0, call_again, c);
+        engine_client_update(g.client, UPDATE_VERB_START, TEXT(""), 0, call_again, c);
     }
 }
 

@@ -253,6 +253,14 @@ START_TEST(test_weight_calls)
     ck_assert_str_eq(text_at("message", NULL), "Weights updated");
     ck_assert_str_eq(c.last_spec, "{\"update_info\":{\"names\":[]}}");
     ck_assert_int_eq(ask("POST", "/update_weights", "{\"update_info\":[{},{}]}"), 200);
+    /* the client's own text, once it has been read */
+    const char *own = "{ \"timeout_s\": 5, \"update_info\" : {\"x\":\"\\u00e4\", \"n\": 1.50} }\n";
+    ck_assert_int_eq(ask("POST", "/update_weights", own), 200);
+    ck_assert_str_eq(c.last_spec, own);
+    ck_assert_int_eq(
+        ask("POST", "/finish_weight_update?weight_version=asked", "{\"weight_version\":\"told\"}"),
+        200);
+    ck_assert_str_eq(c.last_spec, "{\"weight_version\":\"asked\"}");
     ck_assert_int_eq(ask("POST", "/finish_weight_update", ""), 200);
     ck_assert_str_eq(text_at("message", NULL), "Weight update finished");
     ck_assert_int_eq(ask("POST", "/finish_weight_update", "{\"weight_version\":null}"), 200);
