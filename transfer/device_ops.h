@@ -13,7 +13,7 @@
 
 #include "transfer/tensor_desc.h"
 
-#define DEVICE_OPS_ABI_VERSION 1u
+#define DEVICE_OPS_ABI_VERSION 2u
 #define DEVICE_IPC_HANDLE_SIZE 64u
 #define DEVICE_UUID_SIZE       37 /* 8-4-4-4-12 lower-case hex digits and a NUL */
 
@@ -93,6 +93,9 @@ struct device {
     int index;     /* CUDA: ordinal in this process */
     char text[96]; /* "NVIDIA H200 (GPU 0, UUID ...)" for messages */
     char uuid[DEVICE_UUID_SIZE];
+    /* Set and cleared by the caller around calls of unpack: a collective runs beside it, which it
+     * must not slow down. */
+    bool beside;
     uint64_t allocations; /* calls of alloc and alloc_host so far: an update makes none */
     uint64_t allocated;   /* bytes of alloc that are not freed */
 };

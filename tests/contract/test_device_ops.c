@@ -7,6 +7,7 @@
 #include "tests/lib/test_main.h"
 #include "transfer/device/device.h"
 #include "transfer/device/device_host.h"
+#include "transfer/device/copies_thread.h"
 #include "transfer/device/unpack_plan.h"
 #include "transfer/device/unpack_thread.h"
 #include "transfer/digest.h"
@@ -49,14 +50,46 @@ static void run_unit(const unpack_launch_t *launch, const unpack_group_t *group,
     }
 }
 
+static void run_copies(copies_launch_t *launch)
+{
+    for (uint32_t chunk = 0; chunk < launch->n_chunks; chunk++) {
+        const copies_item_t *item = &launch->items[copies_item_of(launch, chunk)];
+        for (uint32_t thread = 0; thread < COPIES_THREADS; thread++) {
+            copies_thread(item, chunk, thread);
+        }
+    }
+    launch->n_items = launch->n_chunks = 0;
+}
+
+/* The copies among the pieces, by the other kernel; *rest: those that are left. */
+static size_t threads_copies(const device_piece_t *pieces, size_t n, device_piece_t *rest)
+{
+    static copies_launch_t launch;
+    size_t n_rest = 0;
+    for (size_t i = 0; i < n; i++) {
+        const device_piece_t *p = &pieces[i];
+        uint64_t bytes = p->rows * p->cols * dtype_bytes(p->src_dtype);
+        if (!unpack_is_copy(p)) {
+            rest[n_rest++] = *p;
+        } else if (!copies_add(&launch, (uintptr_t)p->src, (uintptr_t)p->dst, bytes)) {
+            run_copies(&launch);
+            ck_assert(copies_add(&launch, (uintptr_t)p->src, (uintptr_t)p->dst, bytes));
+        }
+    }
+    run_copies(&launch);
+    return n_rest;
+}
+
 static lk_status_t threads_unpack(device_t *self, const device_piece_t *pieces, size_t n,
                                   device_stream_t *on, lk_error_t *e)
 {
     unpack_launch_t launch;
     LK_RETURN_IF_ERROR(unpack_check(pieces, n, e));
     LK_RETURN_IF_ERROR(device_wait(self, on, e));
+    device_piece_t *rest = malloc((n + 1) * sizeof *rest);
+    n = threads_copies(pieces, n, rest);
     for (size_t done = 0; done < n;) {
-        done += unpack_plan(pieces + done, n - done, &launch);
+        done += unpack_plan(rest + done, n - done, &launch);
         uint32_t g = 0;
         for (uint32_t unit = 0; unit < launch.n_units; unit++) {
             while (g + 1 < launch.n_groups && launch.groups[g + 1].first_unit <= unit) {
@@ -65,6 +98,7 @@ static lk_status_t threads_unpack(device_t *self, const device_piece_t *pieces, 
             run_unit(&launch, &launch.groups[g], unit - launch.groups[g].first_unit);
         }
     }
+    free(rest);
     return LK_OK;
 }
 
@@ -285,7 +319,9 @@ START_TEST(test_unpack)
         ck_ok(device->ops->zero(device, on_dst, CASES * ROOM, stream, &err));
         ck_ok(device->ops->zero(device, on_lanes, sizeof lanes, stream, &err));
         uint64_t before = device->allocations;
+        device->beside = turn == 1; /* fewer blocks, the same result */
         ck_ok(device->ops->unpack(device, pieces, CASES, stream, &err));
+        device->beside = false;
         ck_assert_uint_eq(device->allocations, before);
         memset(pieces, 0xAB, sizeof pieces); /* they were copied */
         copy(back, on_dst, CASES * ROOM);
@@ -353,6 +389,49 @@ START_TEST(test_digest_of_large_tensors)
         device->ops->free(device, on_lanes);
         free(host);
     }
+    close_device();
+}
+END_TEST
+
+/* Sizes around vectors and chunks, more runs than a launch takes, aligned and not. */
+START_TEST(test_copies)
+{
+    if (!open_device(_i)) {
+        return;
+    }
+    static const uint64_t sizes[] = {0, 1, 15, 16, 17, 4096, 32767, 32768, 32769, 65552, 100003};
+    enum { N = 2 * 11 * 6, PLACE = 100096, SIZES = sizeof sizes / sizeof sizes[0] };
+    uint8_t *host = malloc(N * PLACE), *back = malloc(N * PLACE), *want = calloc(N, PLACE);
+    uint8_t *from = alloc(N * PLACE), *to = alloc(N * PLACE);
+    device_piece_t pieces[N];
+    random_values(host, N * PLACE);
+    copy(from, host, N * PLACE);
+    ck_ok(device->ops->zero(device, to, N * PLACE, stream, &err));
+    for (size_t i = 0; i < N; i++) {
+        uint64_t bytes = sizes[i % SIZES], src = i * PLACE + (i % 3 == 1 ? 3 : 0);
+        uint64_t dst = i * PLACE + (i % 5 == 1 ? 16 : i % 5 == 2 ? 5 : 0);
+        pieces[i] = (device_piece_t){.src = from + src,
+                                     .src_dtype = LK_DTYPE_U8,
+                                     .dst_dtype = LK_DTYPE_U8,
+                                     .dst = to + dst,
+                                     .rows = 1,
+                                     .cols = bytes,
+                                     .dst_pitch = bytes};
+        memcpy(want + dst, host + src, bytes);
+    }
+    for (int beside = 0; beside < 2; beside++) {
+        device->beside = beside == 1;
+        ck_ok(device->ops->unpack(device, pieces, N, stream, &err));
+    }
+    device->beside = false;
+    copy(back, to, N * PLACE);
+    finish();
+    ck_assert(memcmp(back, want, N * PLACE) == 0);
+    device->ops->free(device, from);
+    device->ops->free(device, to);
+    free(host);
+    free(back);
+    free(want);
     close_device();
 }
 END_TEST
@@ -440,6 +519,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_too_much_memory, 0, N_KINDS);
     tcase_add_loop_test(tc, test_unpack, 0, N_KINDS);
     tcase_add_loop_test(tc, test_digest_of_large_tensors, 0, N_KINDS);
+    tcase_add_loop_test(tc, test_copies, 0, N_KINDS);
     tcase_add_loop_test(tc, test_unpack_refuses, 0, N_KINDS);
     tcase_add_test(tc, test_host_exports);
     tcase_add_test(tc, test_host_runs_nothing_early);

@@ -1,6 +1,7 @@
 #include "transfer/device/device_cuda.h"
 
 #include "base/check.h"
+#include "transfer/device/copies.h"
 #include "transfer/device/unpack_fatbin.h"
 #include "transfer/device/unpack_plan.h"
 
@@ -11,9 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DRIVER_LIBRARY   "libcuda.so.1"
-#define PLAIN_COPY_BYTES (4u << 20)
-#define DRIVER_MINIMUM   12010 /* kernel arguments of more than 4 KB */
+#define DRIVER_LIBRARY "libcuda.so.1"
+#define DRIVER_MINIMUM 12010 /* kernel arguments of more than 4 KB */
 
 /* The functions of the driver that are used. */
 #define DRIVER_TABLE(X)                                                                            \
@@ -21,6 +21,7 @@
     X(cuDriverGetVersion)                                                                          \
     X(cuGetErrorString)                                                                            \
     X(cuDeviceGet)                                                                                 \
+    X(cuDeviceGetAttribute)                                                                        \
     X(cuDeviceGetCount)                                                                            \
     X(cuDeviceGetName)                                                                             \
     X(cuDeviceGetUuid_v2)                                                                          \
@@ -69,7 +70,8 @@ typedef struct {
     CUdevice device;
     CUcontext context;
     CUmodule module;
-    CUfunction unpack;
+    CUfunction unpack, copies;
+    int multiprocessors;
 } device_cuda_t;
 
 static device_cuda_t *of(device_t *base)
@@ -338,26 +340,63 @@ static lk_status_t cuda_zero(device_t *base, void *dst, uint64_t bytes, device_s
     return LK_OK;
 }
 
-/* Only moved, and large: the driver's own copy is the fastest there is. */
-static bool is_plain_copy(const device_piece_t *piece)
+/* Blocks of a launch. Beside a collective, more blocks of copies than every second multiprocessor
+ * slow it down more than they copy sooner. */
+static unsigned blocks_of(const device_t *base, unsigned whole, unsigned beside, unsigned work)
 {
-    return piece->lanes == NULL && piece->dst != NULL && piece->src_dtype == piece->dst_dtype &&
-           (piece->rows == 1 || piece->dst_pitch == piece->cols) &&
-           piece->rows * piece->cols * dtype_bytes(piece->src_dtype) >= PLAIN_COPY_BYTES;
+    unsigned most = base->beside ? beside : whole;
+    return work < most ? work : most;
+}
+
+static lk_status_t launch_copies(device_t *base, copies_launch_t *launch, device_stream_t *stream,
+                                 lk_error_t *err)
+{
+    unsigned sms = (unsigned)of(base)->multiprocessors;
+    void *arguments[] = {launch};
+    if (launch->n_chunks > 0) {
+        IN_CONTEXT(base,
+                   cuLaunchKernel(of(base)->copies,
+                                  blocks_of(base, 4 * sms, (sms + 1) / 2, launch->n_chunks), 1, 1,
+                                  COPIES_THREADS, 1, 1, 0, (CUstream)stream, arguments, NULL),
+                   "start the copy kernel", err);
+    }
+    launch->n_items = launch->n_chunks = 0;
+    return LK_OK;
+}
+
+static lk_status_t add_copy(device_t *base, copies_launch_t *launch, const device_piece_t *piece,
+                            device_stream_t *stream, lk_error_t *err)
+{
+    uint64_t bytes = piece->rows * piece->cols * dtype_bytes(piece->src_dtype);
+    CUdeviceptr src = address(piece->src), dst = address(piece->dst);
+    if (bytes == 0) {
+        return LK_OK;
+    }
+    if (((src | dst) & 15) != 0 && bytes > COPIES_CHUNK) {
+        return cuda_copy(base, piece->dst, piece->src, bytes, stream, err);
+    }
+    if (!copies_add(launch, src, dst, bytes)) {
+        LK_RETURN_IF_ERROR(launch_copies(base, launch, stream, err));
+        CHECK(copies_add(launch, src, dst, bytes));
+    }
+    return LK_OK;
 }
 
 /* The launch's description travels as the kernel's argument, which the driver copies. */
-static lk_status_t launch(device_t *base, const device_piece_t *pieces, size_t n,
-                          device_stream_t *stream, lk_error_t *err)
+static lk_status_t launch_unpack(device_t *base, const device_piece_t *pieces, size_t n,
+                                 device_stream_t *stream, lk_error_t *err)
 {
     unpack_launch_t description;
+    unsigned sms = (unsigned)of(base)->multiprocessors;
     for (size_t done = 0; done < n;) {
         done += unpack_plan(pieces + done, n - done, &description);
         void *arguments[] = {&description};
         if (description.n_units > 0) {
             IN_CONTEXT(base,
-                       cuLaunchKernel(of(base)->unpack, description.n_units, 1, 1, UNPACK_THREADS,
-                                      1, 1, 0, (CUstream)stream, arguments, NULL),
+                       cuLaunchKernel(of(base)->unpack,
+                                      blocks_of(base, INT32_MAX, 2 * sms, description.n_units), 1,
+                                      1, UNPACK_THREADS, 1, 1, 0, (CUstream)stream, arguments,
+                                      NULL),
                        "start the unpack kernel", err);
         }
     }
@@ -368,23 +407,23 @@ static lk_status_t cuda_unpack(device_t *base, const device_piece_t *pieces, siz
                                device_stream_t *stream, lk_error_t *err)
 {
     device_piece_t rest[UNPACK_ITEMS];
+    copies_launch_t copies;
     size_t n_rest = 0;
+    copies.n_items = copies.n_chunks = 0;
     LK_RETURN_IF_ERROR(unpack_check(pieces, n, err));
     for (size_t i = 0; i < n; i++) {
-        const device_piece_t *piece = &pieces[i];
-        if (is_plain_copy(piece)) {
-            LK_RETURN_IF_ERROR(cuda_copy(base, piece->dst, piece->src,
-                                         piece->rows * piece->cols * dtype_bytes(piece->src_dtype),
-                                         stream, err));
+        if (unpack_is_copy(&pieces[i])) {
+            LK_RETURN_IF_ERROR(add_copy(base, &copies, &pieces[i], stream, err));
             continue;
         }
-        rest[n_rest++] = *piece;
+        rest[n_rest++] = pieces[i];
         if (n_rest == UNPACK_ITEMS) {
-            LK_RETURN_IF_ERROR(launch(base, rest, n_rest, stream, err));
+            LK_RETURN_IF_ERROR(launch_unpack(base, rest, n_rest, stream, err));
             n_rest = 0;
         }
     }
-    return launch(base, rest, n_rest, stream, err);
+    LK_RETURN_IF_ERROR(launch_copies(base, &copies, stream, err));
+    return launch_unpack(base, rest, n_rest, stream, err);
 }
 
 static lk_status_t cuda_make_current(device_t *base, lk_error_t *err)
@@ -491,6 +530,12 @@ static lk_status_t load_kernels(device_cuda_t *self, lk_error_t *err)
                err);
     IN_CONTEXT(&self->base, cuModuleGetFunction(&self->unpack, self->module, "lk_unpack"),
                "find the unpack kernel", err);
+    IN_CONTEXT(&self->base, cuModuleGetFunction(&self->copies, self->module, "lk_copies"),
+               "find the copy kernel", err);
+    IN_CONTEXT(&self->base,
+               cuDeviceGetAttribute(&self->multiprocessors,
+                                    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, self->device),
+               "count the multiprocessors", err);
     return LK_OK;
 }
 

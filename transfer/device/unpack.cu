@@ -1,4 +1,6 @@
-/* unpack.cu: the kernel (unpack.h). One block is one unit. */
+/* unpack.cu: the kernels (unpack.h, copies.h). A block does one unit or chunk after the other: with
+ * fewer blocks than units it leaves multiprocessors to others. */
+#include "transfer/device/copies_thread.h"
 #include "transfer/device/unpack_thread.h"
 
 #define WARPS  (UNPACK_THREADS / 32u)
@@ -28,15 +30,13 @@ static __device__ __forceinline__ uint64_t warp_sum(uint64_t x)
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, BLOCKS)
-    lk_unpack(const __grid_constant__ unpack_launch_t launch)
+static __device__ __forceinline__ void do_unit(const unpack_launch_t &launch, const uint32_t unit)
 {
     __shared__ unpack_item_t items[UNPACK_GROUP];
     __shared__ uint64_t sums[UNPACK_GROUP][2][UNPACK_THREADS]; /* each thread its own */
     const uint32_t thread = threadIdx.x;
-    const unpack_group_t group = launch.groups[group_of(launch, blockIdx.x)];
-    const uint64_t start =
-        (uint64_t)(blockIdx.x - group.first_unit) * launch.chunks * UNPACK_CHUNK;
+    const unpack_group_t group = launch.groups[group_of(launch, unit)];
+    const uint64_t start = (uint64_t)(unit - group.first_unit) * launch.chunks * UNPACK_CHUNK;
     if (thread < group.count) {
         items[thread] = launch.items[group.first + thread];
     }
@@ -77,5 +77,23 @@ extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, BLOCKS)
             atomicAdd((unsigned long long *)items[s / 2u].lanes + s % 2u,
                       (unsigned long long)total);
         }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(UNPACK_THREADS, BLOCKS)
+    lk_unpack(const __grid_constant__ unpack_launch_t launch)
+{
+    for (uint32_t unit = blockIdx.x; unit < launch.n_units; unit += gridDim.x) {
+        do_unit(launch, unit);
+        __syncthreads(); /* the next one writes where the sums were read */
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(COPIES_THREADS, 4)
+    lk_copies(const __grid_constant__ copies_launch_t launch)
+{
+    for (uint32_t chunk = blockIdx.x; chunk < launch.n_chunks; chunk += gridDim.x) {
+        const copies_item_t item = launch.items[copies_item_of(&launch, chunk)];
+        copies_thread(&item, chunk, threadIdx.x);
     }
 }

@@ -103,6 +103,12 @@ size_t unpack_plan(const device_piece_t *pieces, size_t n, unpack_launch_t *out)
     return taken;
 }
 
+bool unpack_is_copy(const device_piece_t *piece)
+{
+    return piece->lanes == NULL && piece->dst != NULL && piece->src_dtype == piece->dst_dtype &&
+           (piece->rows == 1 || piece->dst_pitch == piece->cols);
+}
+
 static bool is_float(lk_dtype_t dtype)
 {
     return dtype <= LK_DTYPE_F64;

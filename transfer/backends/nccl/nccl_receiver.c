@@ -241,8 +241,11 @@ static lk_status_t follow(nccl_receiver_t *self, const packed_bucket_t *bucket, 
         self->arrivals[i] = (weight_arrival_t){bucket->first + i, at, (size_t)size};
         at += size;
     }
-    LK_RETURN_IF_ERROR(
-        weight_sink_device_tensors(&self->sink, self->arrivals, bucket->count, link->local, err));
+    device->beside = self->next + 1 < self->n_buckets; /* the next broadcast */
+    lk_status_t st =
+        weight_sink_device_tensors(&self->sink, self->arrivals, bucket->count, link->local, err);
+    device->beside = false;
+    LK_RETURN_IF_ERROR(st);
     if (bucket->bytes > 0 && self->slot != NO_SLOT) {
         LK_RETURN_IF_ERROR(
             device->ops->event_record(device, link->slot_free[self->slot], link->local, err));
@@ -359,6 +362,8 @@ void nccl_receiver_abort(nccl_receiver_t *self)
 void nccl_receiver_progress(const nccl_receiver_t *self, wte_progress_t *out)
 {
     *out = self->progress;
+    out->soon = self->phase == NCCL_RECEIVER_RECEIVES &&
+                (self->calling || self->done + 1 == self->n_buckets);
     size_t room = sizeof out->waiting_for;
     if (self->phase == NCCL_RECEIVER_MEETS) {
         tcpstore_client_waits_for(self->store, out->waiting_for, room);

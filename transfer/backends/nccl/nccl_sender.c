@@ -7,9 +7,7 @@
 #include <string.h>
 
 #define NO_SLOT NCCL_SLOTS_MAX
-/* Smaller tensors are gathered by a kernel, many at once: starting a copy takes longer than it. */
-#define COPY_BYTES (8ull << 20)
-#define PIECES     96 /* handed to the device at once */
+#define PIECES  96 /* handed to the device at once */
 
 static void forget_update(nccl_sender_t *self)
 {
@@ -47,13 +45,6 @@ static void *place_of(const nccl_sender_t *self, const packed_bucket_t *bucket)
     return (void *)start;
 }
 
-/* What the kernel takes: whole vectors of 16 bytes, as bfloat16, which it leaves as they are. */
-static bool for_kernel(const void *from, const void *to, uint64_t size)
-{
-    return size < COPY_BYTES && size % 2 == 0 &&
-           (((uintptr_t)from | (uintptr_t)to) & (uintptr_t)15) == 0;
-}
-
 /* Copies the bucket's tensors together. */
 static lk_status_t gather(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
 {
@@ -62,27 +53,25 @@ static lk_status_t gather(nccl_sender_t *self, const packed_bucket_t *bucket, lk
     device_piece_t pieces[PIECES];
     size_t n = 0;
     uint8_t *to = self->place;
-    for (size_t i = bucket->first; i < bucket->first + bucket->count; i++) {
-        uint64_t size = tensor_size(self, i);
-        const void *from = self->data[i];
-        if (size > 0 && for_kernel(from, to, size)) {
-            pieces[n++] = (device_piece_t){.src = from,
-                                           .src_dtype = LK_DTYPE_BF16,
-                                           .dst_dtype = LK_DTYPE_BF16,
-                                           .dst = to,
-                                           .rows = 1,
-                                           .cols = size / 2,
-                                           .dst_pitch = size / 2};
-        } else {
-            LK_RETURN_IF_ERROR(device->ops->copy(device, to, from, size, link->local, err));
-        }
-        if (n == PIECES) {
-            LK_RETURN_IF_ERROR(device->ops->unpack(device, pieces, n, link->local, err));
+    lk_status_t st = LK_OK;
+    device->beside = self->next > 0; /* the first: there is no broadcast yet */
+    for (size_t i = 0; i < bucket->count && st == LK_OK; i++) {
+        uint64_t size = tensor_size(self, bucket->first + i);
+        pieces[n++] = (device_piece_t){.src = self->data[bucket->first + i],
+                                       .src_dtype = LK_DTYPE_U8,
+                                       .dst_dtype = LK_DTYPE_U8,
+                                       .dst = to,
+                                       .rows = 1,
+                                       .cols = size,
+                                       .dst_pitch = size};
+        to += size;
+        if (n == PIECES || i + 1 == bucket->count) {
+            st = device->ops->unpack(device, pieces, n, link->local, err);
             n = 0;
         }
-        to += size;
     }
-    return n > 0 ? device->ops->unpack(device, pieces, n, link->local, err) : LK_OK;
+    device->beside = false;
+    return st;
 }
 
 static lk_status_t pack(nccl_sender_t *self, const packed_bucket_t *bucket, lk_error_t *err)
@@ -241,6 +230,11 @@ lk_status_t nccl_sender_step(nccl_sender_t *self, lk_error_t *err)
         return st;
     }
     return LK_INPROGRESS;
+}
+
+bool nccl_sender_soon(const nccl_sender_t *self)
+{
+    return self->calling || self->done + 1 == self->n_buckets;
 }
 
 void nccl_sender_cancel(nccl_sender_t *self)
