@@ -105,6 +105,7 @@ bool engine_advance_update(engine_core_t *self)
         update_session_progress(self->session, &progress);
         bool moved = progress.moves != self->update_moves;
         self->update_moves = progress.moves;
+        self->update_soon = progress.soon;
         return moved;
     }
     if (status == LK_OK && self->update_verb == UPDATE_VERB_FINISH) {

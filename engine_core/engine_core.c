@@ -597,7 +597,7 @@ uint64_t engine_core_deadline(const engine_core_t *self)
     }
     struct pollfd fd;
     if (self->updating && update_session_pollfds(self->session, &fd, 1) == 0) {
-        deadline = LK_MIN(deadline, now + SOON_NS);
+        deadline = LK_MIN(deadline, now + (self->update_soon ? 0 : SOON_NS));
     }
     uint64_t expires = self->session_active_ns + self->config.transfer_timeout_ns;
     if (group_weights(self->group)->session && expires > now) {

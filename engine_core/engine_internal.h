@@ -63,6 +63,7 @@ struct engine_core {
     update_verb_t update_verb;
     uint64_t update_since_ns;
     uint64_t update_moves;      /* what its progress said last */
+    bool update_soon;           /* likewise */
     uint64_t update_resume_ns;  /* before that, steps go first */
     wte_progress_t update_last; /* of the last UPDATE, with its time: */
     double update_seconds;

@@ -19,7 +19,7 @@
 #include <jansson.h>
 #include <poll.h>
 
-#define WTE_ABI_VERSION 2u
+#define WTE_ABI_VERSION 3u
 
 /* Who I am in the group. Trainer is rank 0 of the transfer group. */
 typedef struct {
@@ -55,6 +55,7 @@ typedef struct {
 typedef struct {
     uint64_t tensors_done, tensors_total, bytes_done, bytes_total;
     uint64_t moves;        /* differs after a test that did something: there may be more at once */
+    bool soon; /* what it waits for is about to happen: test again without sleeping */
     char waiting_for[128]; /* "trainer 127.0.0.1:4000, bucket 3 of 9"; empty when idle */
 } wte_progress_t;
 

@@ -4,6 +4,7 @@
 #include "engine_core/exec/model_tensors.h"
 #include "engine_core/exec/weight_plan.h"
 #include "transfer/device/device.h"
+#include "transfer/tensor_list.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -49,7 +50,8 @@ struct device_table {
     size_t next_stage;
     digest_t digest; /* of the loaded slots */
     size_t n_arrived;
-    weight_plan_t plan;
+    weight_plan_t plan, checked; /* of the list at hand; of the last that was checked */
+    tensor_list_t plan_of, checked_of;
 };
 
 /* ---- life ---- */
@@ -106,6 +108,12 @@ err_destroy:
     return NULL;
 }
 
+static void drop_plan(weight_plan_t *plan, tensor_list_t *of)
+{
+    weight_plan_fini(plan);
+    tensor_list_fini(of);
+}
+
 void device_table_destroy(device_table_t **self_p)
 {
     device_table_t *self = self_p != NULL ? *self_p : NULL;
@@ -124,7 +132,8 @@ void device_table_destroy(device_table_t **self_p)
     ops->free_host(self->device, self->lanes_host);
     ops->free(self->device, self->lanes);
     ops->free(self->device, self->storage);
-    weight_plan_fini(&self->plan);
+    drop_plan(&self->plan, &self->plan_of);
+    drop_plan(&self->checked, &self->checked_of);
     weight_table_destroy(&self->names);
     free(self->states);
     free(self);
@@ -215,16 +224,27 @@ static lk_status_t check_spellings(device_table_t *self, lk_error_t *err)
                         self->compared_alias ? name : "lm_head.weight");
 }
 
+/* The lanes as the device has them now; without digests nobody looks at them, unless spellings are
+ * compared. */
+static lk_status_t read_lanes(device_table_t *self, lk_error_t *err)
+{
+    uint64_t bytes = (self->n_slots + 1) * sizeof(digest_t);
+    if (self->undigested && self->compared == UINT32_MAX) {
+        memset(self->lanes_host, 0, bytes);
+        return LK_OK;
+    }
+    LK_RETURN_IF_ERROR(self->device->ops->copy(self->device, self->lanes_host, self->lanes, bytes,
+                                               self->own, err));
+    return device_wait(self->device, self->own, err);
+}
+
 static lk_status_t settle(void *ctx, lk_error_t *err)
 {
     device_table_t *self = ctx;
     if (self->n_pending == 0 && self->compared == UINT32_MAX) {
         return LK_OK;
     }
-    lk_status_t status =
-        self->device->ops->copy(self->device, self->lanes_host, self->lanes,
-                                (self->n_slots + 1) * sizeof(digest_t), self->own, err);
-    status = status == LK_OK ? device_wait(self->device, self->own, err) : status;
+    lk_status_t status = read_lanes(self, err);
     if (status != LK_OK) {
         drop_pending(self);
         return status;
@@ -428,11 +448,25 @@ static lk_status_t make_plan(device_table_t *self, const tensor_desc_t *tensors,
     return LK_OK;
 }
 
+/* An update's list is checked before it is planned, and the next update brings the same list. */
 static lk_status_t sink_check(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
+    device_table_t *self = ctx;
+    if (tensor_list_equal(&self->plan_of, tensors, n) ||
+        tensor_list_equal(&self->checked_of, tensors, n)) {
+        return LK_OK;
+    }
     weight_plan_t plan;
-    LK_RETURN_IF_ERROR(make_plan(ctx, tensors, n, &plan, err));
-    weight_plan_fini(&plan);
+    tensor_list_t list;
+    LK_RETURN_IF_ERROR(make_plan(self, tensors, n, &plan, err));
+    lk_status_t status = tensor_list_copy(tensors, n, &list, err);
+    if (status < 0) {
+        weight_plan_fini(&plan);
+        return status;
+    }
+    drop_plan(&self->checked, &self->checked_of);
+    self->checked = plan;
+    self->checked_of = list;
     return LK_OK;
 }
 
@@ -456,15 +490,15 @@ static lk_status_t clear_lanes(device_table_t *self, lk_error_t *err)
 static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
     device_table_t *self = ctx;
-    weight_plan_t plan;
-    LK_RETURN_IF_ERROR(make_plan(self, tensors, n, &plan, err));
-    lk_status_t status = clear_lanes(self, err);
-    if (status < 0) {
-        weight_plan_fini(&plan);
-        return status;
+    LK_RETURN_IF_ERROR(sink_check(self, tensors, n, err));
+    LK_RETURN_IF_ERROR(clear_lanes(self, err));
+    if (!tensor_list_equal(&self->plan_of, tensors, n)) {
+        drop_plan(&self->plan, &self->plan_of);
+        self->plan = self->checked;
+        self->plan_of = self->checked_of;
+        self->checked = (weight_plan_t){0};
+        self->checked_of = (tensor_list_t){0};
     }
-    weight_plan_fini(&self->plan);
-    self->plan = plan;
     return LK_OK;
 }
 
