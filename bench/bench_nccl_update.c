@@ -10,7 +10,7 @@
  *
  * Two tables, without and with digests of weights, each over a cluster of its own, or the one that
  * --digests names. The rank starts with generated weights; the trainer's tensors each have memory
- * of their own. --timings: also where both sides of the last update spent their time.
+ * of their own. --timings: also where both sides spent their time.
  */
 #include "base/base64.h"
 #include "base/check.h"
@@ -416,7 +416,23 @@ static void start_cluster(bool digests)
 /* ---- updates ---- */
 
 static double transfer_s[MAX_UPDATES], update_s[MAX_UPDATES], window_s[MAX_UPDATES];
-static double total_s[MAX_UPDATES];
+static double total_s[MAX_UPDATES], start_s[MAX_UPDATES], finish_s[MAX_UPDATES];
+
+/* Where the rank's time of an update went, in us from when it began to receive. */
+static const char *const stages[] = {"enqueued", "first", "wire", "done"};
+static double stage_us[LK_ARRAY_LEN(stages)][MAX_UPDATES];
+
+static void note_stages(size_t i)
+{
+    json_t *reply = json_loads(lst_update_reply(lst), 0, NULL);
+    const json_t *rank = json_array_get(json_object_get(reply, "ranks"), 0);
+    for (size_t s = 0; s < LK_ARRAY_LEN(stages); s++) {
+        char key[64];
+        snprintf(key, sizeof key, "nccl_%s_us", stages[s]);
+        stage_us[s][i] = (double)json_integer_value(json_object_get(rank, key));
+    }
+    json_decref(reply);
+}
 
 static void one_update(size_t i)
 {
@@ -429,15 +445,19 @@ static void one_update(size_t i)
     must(lst_pause(lst, "keep", true), "pause");
     uint64_t start = now();
     must(lst_start(lst), "start_weight_update");
+    start_s[i] = (double)(now() - start) / 1e9;
     must(lst_update(lst, tensors, n_tensors, &how), "update_weights");
+    uint64_t sent = now();
     must(lst_finish(lst, version), "finish_weight_update");
     uint64_t finished = now();
     must(lst_resume(lst), "resume");
     uint64_t end = now();
+    note_stages(i);
     lst_stats(lst, &stats);
     transfer_s[i] = stats.last_transfer_s;
     window_s[i] = stats.last_pause_window_s;
     update_s[i] = (double)(finished - start) / 1e9;
+    finish_s[i] = (double)(finished - sent) / 1e9;
     total_s[i] = (double)(end - begin) / 1e9;
 }
 
@@ -455,21 +475,17 @@ static void verify(void)
     printf("  digest of all weights: %s on both sides\n", mine);
 }
 
-/* What the log of the cluster says last of how an update went on. */
-static void print_timings(void)
+static void print_stages(void)
 {
-    char path[128], line[1024], last[1024] = "";
-    snprintf(path, sizeof path, "%s/cluster.log", dir);
-    FILE *f = fopen(path, "r");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        if (strstr(line, "NCCL: received") != NULL) {
-            snprintf(last, sizeof last, "%s", line);
-        }
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    printf("  last update, the rank's log: %s", last[0] != '\0' ? last : "nothing\n");
+    printf("  ms p50: start_weight_update %.3f, finish_weight_update %.3f\n",
+           percentile(start_s, options.updates, 0.5) * 1e3,
+           percentile(finish_s, options.updates, 0.5) * 1e3);
+    printf(
+        "  the rank, ms p50: first broadcast enqueued %.3f, run %.3f, last run %.3f, done %.3f\n",
+        percentile(stage_us[0], options.updates, 0.5) / 1e3,
+        percentile(stage_us[1], options.updates, 0.5) / 1e3,
+        percentile(stage_us[2], options.updates, 0.5) / 1e3,
+        percentile(stage_us[3], options.updates, 0.5) / 1e3);
 }
 
 static void measure_updates(double raw_s, bool digests)
@@ -504,7 +520,7 @@ static void measure_updates(double raw_s, bool digests)
         verify();
     }
     if (options.timings) {
-        print_timings();
+        print_stages();
     }
     lst_close(&lst);
     end_child(&cluster, SIGTERM);

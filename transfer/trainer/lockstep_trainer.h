@@ -116,7 +116,8 @@ typedef struct {
 
 typedef struct {
     bool packed; /* send tensors together in buckets; small tensors go faster */
-    /* 0: 1 GiB; over NCCL an eighth of all tensors, between 64 MiB and 1 GiB */
+    /* 0: 1 GiB; over NCCL what suits the tensors, at most an eighth of them or 1 GiB; tensors that
+     * are larger are then sent first */
     uint64_t packed_buffer_size_bytes;
 } lst_update_options_t;
 
@@ -172,6 +173,11 @@ typedef struct {
     double last_pause_window_s; /* from the start of lst_pause to the end of lst_resume */
 } lst_stats_t;
 LST_API void lst_stats(const lst_t *lst, lst_stats_t *out);
+
+/* The cluster's answer to the last update_weights that succeeded, as JSON: per rank also what its
+ * transfer engine says of it, such as where the time went ("{}" before the first, or out of
+ * memory). Valid until the next call of this library. */
+LST_API const char *lst_update_reply(lst_t *lst);
 
 /* ---- anything else ---- */
 

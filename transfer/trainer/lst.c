@@ -76,6 +76,7 @@ void lst_close(lst_t **lst_p)
     lst_nccl_fini(self);
     rpc_destroy(&self->rpc);
     free(self->reply_text);
+    json_decref(self->update_reply);
     free(self);
 }
 
@@ -302,4 +303,18 @@ lst_status_t lst_call(lst_t *self, const char *call, const char *args, const cha
         *reply = self->reply_text;
     }
     return LST_OK;
+}
+
+const char *lst_update_reply(lst_t *self)
+{
+    free(self->reply_text);
+    self->reply_text =
+        self->update_reply != NULL ? json_dumps(self->update_reply, JSON_COMPACT) : NULL;
+    return self->reply_text != NULL ? self->reply_text : "{}";
+}
+
+void lst_keep_reply(lst_t *self, json_t *reply)
+{
+    json_decref(self->update_reply);
+    self->update_reply = reply;
 }

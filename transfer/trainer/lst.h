@@ -16,7 +16,8 @@ struct lst {
     rpc_t *rpc;
     uint64_t timeout_ns, no_progress_ns;
     lk_error_t err;
-    char *reply_text; /* of lst_call */
+    char *reply_text;     /* of lst_call and lst_update_reply */
+    json_t *update_reply; /* to the last update_weights; NULL: none */
 
     int listener;    /* -1: none */
     shm_ring_t ring; /* map NULL: tcp */
@@ -43,6 +44,8 @@ LK_MUST_USE lk_status_t lst_describe(const lst_tensor_t *tensors, size_t n, tens
 void lst_learn_model(lst_t *self, const json_t *reply);
 /* The transfer broke; the ranks notice too, and the cluster's answer may know better why. */
 LK_MUST_USE lk_status_t lst_ask_for_the_reason(lst_t *self, const lk_error_t *sent);
+/* Takes the answer to an update_weights, for lst_update_reply. */
+void lst_keep_reply(lst_t *self, json_t *reply);
 /* The body of update_weights; NULL if a name is not UTF-8, or out of memory. */
 json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size);
 

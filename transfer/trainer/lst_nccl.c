@@ -5,6 +5,7 @@
 #include "transfer/backends/tcp/tcp_stream.h"
 #include "transfer/device/device.h"
 #include "transfer/trainer/lst.h"
+#include "transfer/trainer/lst_plan.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@ struct lst_nccl {
     device_t *device;
     bool device_borrowed;
     nccl_sender_t sender;
+    lst_plan_t plan;
     tcpstore_server_t *store; /* while ranks meet */
     uint8_t id[NCCL_ID_BYTES];
     uint32_t world_size, num_buffers;
@@ -71,6 +73,7 @@ void lst_nccl_fini(lst_t *self)
     if (self->nccl != NULL) {
         lst_nccl_drop(self);
         nccl_sender_fini(&self->nccl->sender);
+        lst_plan_fini(&self->nccl->plan);
         if (!self->nccl->device_borrowed) {
             device_close(&self->nccl->device);
         }
@@ -79,9 +82,12 @@ void lst_nccl_fini(lst_t *self)
     }
 }
 
-/* Sleeps until the cluster or a worker says something, or the device is to be looked at. */
-static void wait_for_any(lst_t *self)
+/* Sleeps until the cluster or a worker says something, or the device is to be looked at: at once,
+ * when what it does is about to end. */
+static void wait_for_any(lst_t *self, bool sending)
 {
+    bool soon = sending && nccl_sender_soon(&self->nccl->sender);
+    struct timespec look = {.tv_nsec = soon ? 0 : LOOK_NS};
     struct pollfd fds[64];
     size_t n = 0;
     fds[n++] = (struct pollfd){.fd = rpc_fd(self->rpc), .events = POLLIN};
@@ -89,7 +95,7 @@ static void wait_for_any(lst_t *self)
         size_t more = tcpstore_server_pollfds(self->nccl->store, fds + n, LK_ARRAY_LEN(fds) - n);
         n += LK_MIN(more, LK_ARRAY_LEN(fds) - n);
     }
-    (void)ppoll(fds, n, &(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+    (void)ppoll(fds, n, &look, NULL);
 }
 
 /* ---- init ---- */
@@ -146,7 +152,7 @@ static lk_status_t wait_for_ranks(lst_t *self)
                        : lk_error_set(&self->err, met_err.status, "%s", met_err.text);
         }
         if (called == LK_INPROGRESS || met == LK_INPROGRESS) {
-            wait_for_any(self);
+            wait_for_any(self, false);
         }
     }
     lst_learn_model(self, reply);
@@ -280,40 +286,23 @@ static lk_status_t send_all(lst_t *self)
                                 (double)self->timeout_ns / 1e9);
         }
         if (called == LK_INPROGRESS || sent == LK_INPROGRESS) {
-            wait_for_any(self);
+            wait_for_any(self, sent == LK_INPROGRESS);
         }
     }
-    json_decref(reply);
+    lst_keep_reply(self, reply);
     return LK_OK;
-}
-
-/* Packing the first bucket, and digesting the last, are what the wire doesn't hide: an eighth of
- * everything, but not so little that starting a broadcast shows (some 20 us). */
-static uint64_t bucket_size(const tensor_desc_t *descs, size_t n)
-{
-    enum { PARTS = 8 };
-    const uint64_t least = 64ull << 20;
-    uint64_t total = 0, bytes;
-    for (size_t i = 0; i < n && total < PARTS * PACKED_BUFFER_SIZE_DEFAULT; i++) {
-        total += tensor_desc_bytes(&descs[i], &bytes) ? LK_MIN(bytes, UINT64_MAX / 2) : 0;
-    }
-    return LK_MAX(LK_MIN(total / PARTS, PACKED_BUFFER_SIZE_DEFAULT), least);
 }
 
 lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs, const void *const *data,
                             size_t n, bool packed, uint64_t buffer_size, uint64_t *bytes)
 {
     nccl_sender_t *sender = &self->nccl->sender;
-    buffer_size = buffer_size > 0 ? buffer_size : bucket_size(descs, n);
-    LK_RETURN_IF_ERROR(nccl_sender_begin(sender, descs, data, n, packed, buffer_size,
-                                         self->nccl->num_buffers, &self->err));
+    lst_plan_t *plan = &self->nccl->plan;
+    LK_RETURN_IF_ERROR(lst_plan_make(plan, descs, data, n, packed, buffer_size, &self->err));
+    LK_RETURN_IF_ERROR(nccl_sender_begin(sender, plan->sent, plan->data, n, packed,
+                                         plan->buffer_size, self->nccl->num_buffers, &self->err));
     *bytes = sender->bytes;
-    json_t *args = lst_update_args(descs, n, packed, buffer_size);
-    lk_status_t st = args != NULL
-                         ? rpc_post(self->rpc, "update_weights", args, UINT64_MAX / 4, &self->err)
-                         : lk_error_set(&self->err, LK_ERR_INVALID,
-                                        "update_weights: a name is not UTF-8 (or out of memory)");
-    json_decref(args);
+    lk_status_t st = rpc_post(self->rpc, "update_weights", plan->args, UINT64_MAX / 4, &self->err);
     if (st < 0) {
         nccl_sender_cancel(sender);
         return st;

@@ -320,7 +320,7 @@ static lk_status_t send_all(lst_t *self)
             wait_for_any(self, false);
         }
     }
-    json_decref(reply);
+    lst_keep_reply(self, reply);
     return LK_OK;
 }
 

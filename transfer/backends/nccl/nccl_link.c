@@ -131,14 +131,15 @@ static double ms_since(uint64_t from_ns, uint64_t to_ns)
     return to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0;
 }
 
-void nccl_link_log_times(const nccl_link_t *self, const nccl_times_t *times, const char *what,
+void nccl_link_log_times(const nccl_link_t *self, nccl_times_t *times, const char *what,
                          uint64_t bytes)
 {
+    times->done_ns = lk_env_now_ns(self->env);
     LK_DEBUG("NCCL: %s: %.6f GB in %zu buckets; ms from the beginning: first broadcast enqueued "
              "%.3f, run %.3f, last broadcast run %.3f, all done %.3f",
              what, (double)bytes / 1e9, times->n_wire, ms_since(times->begun_ns, times->called_ns),
              ms_since(times->begun_ns, times->first_ns), ms_since(times->begun_ns, times->wire_ns),
-             ms_since(times->begun_ns, lk_env_now_ns(self->env)));
+             ms_since(times->begun_ns, times->done_ns));
 }
 
 void nccl_link_touch(nccl_link_t *self)

@@ -28,6 +28,7 @@ typedef enum {
 typedef struct {
     uint64_t begun_ns, called_ns; /* the first broadcast is enqueued */
     uint64_t first_ns, wire_ns;   /* the first, the last broadcast has run */
+    uint64_t done_ns;             /* all behind it, too */
     size_t n_wire;                /* broadcasts that have */
 } nccl_times_t;
 
@@ -82,8 +83,8 @@ LK_MUST_USE lk_status_t nccl_link_stage(nccl_link_t *self, uint32_t slots, uint6
 /* Takes the times of buckets [times->n_wire, next), of which [0, done) are through. */
 LK_MUST_USE lk_status_t nccl_link_clock(nccl_link_t *self, nccl_times_t *times, size_t done,
                                         size_t next, lk_error_t *err);
-/* The update is done: one line for the log, at its level DEBUG. */
-void nccl_link_log_times(const nccl_link_t *self, const nccl_times_t *times, const char *what,
+/* The update is done: takes that time, and writes one line to the log, at its level DEBUG. */
+void nccl_link_log_times(const nccl_link_t *self, nccl_times_t *times, const char *what,
                          uint64_t bytes);
 
 /* Something moved. */

@@ -33,6 +33,8 @@ LK_MUST_USE lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc
                                           lk_error_t *err);
 /* INPROGRESS; OK: every rank has everything; or an error: then the link is down. */
 LK_MUST_USE lk_status_t nccl_sender_step(nccl_sender_t *self, lk_error_t *err);
+/* Something is about to happen: call step again without sleeping. */
+bool nccl_sender_soon(const nccl_sender_t *self);
 /* Ends what is under way, and with it the link, unless nothing was sent yet; waits until the
  * tensors are no longer read. */
 void nccl_sender_cancel(nccl_sender_t *self);

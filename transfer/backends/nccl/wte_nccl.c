@@ -166,6 +166,18 @@ static void nccl_describe(const void *state, json_t *object)
     (void)json_object_set_new(object, "nccl_library", json_string(link->library->path));
     (void)json_object_set_new(object, "nccl_rank", json_integer(self->rank));
     (void)json_object_set_new(object, "nccl_world_size", json_integer(self->world_size));
+    const nccl_times_t *t = &self->times;
+    const struct {
+        const char *key;
+        uint64_t ns;
+    } times[] = {{"nccl_enqueued_us", t->called_ns},
+                 {"nccl_first_us", t->first_ns},
+                 {"nccl_wire_us", t->wire_ns},
+                 {"nccl_done_us", t->done_ns}};
+    for (size_t i = 0; i < LK_ARRAY_LEN(times) && t->done_ns > 0; i++) {
+        uint64_t ns = times[i].ns > t->begun_ns ? times[i].ns - t->begun_ns : 0;
+        (void)json_object_set_new(object, times[i].key, json_integer((json_int_t)(ns / 1000)));
+    }
     (void)json_object_set_new(object, "staging_bytes",
                               json_integer((json_int_t)(link->n_slots * link->slot_bytes)));
 }

@@ -1,0 +1,39 @@
+/*
+ * lst_plan.h: what an NCCL update of a list of tensors needs, kept for the next one, which nearly
+ * always brings the same list: the order in which they are sent, the size of a bucket, and the
+ * body of the call.
+ *
+ * Where the caller left the bucket size to the library, both are chosen so that little is left to
+ * do when the last broadcast is done: a rank digests and places a bucket while the next is on the
+ * wire, but nothing hides the last one's. Tensors that are larger than a bucket go first, where
+ * they hurt least, and the size is the one with the smallest last bucket that does not cost too
+ * many broadcasts. Boundaries on the wire are vLLM's for the list and the size that the call names.
+ */
+#ifndef LK_TRANSFER_TRAINER_LST_PLAN_H
+#define LK_TRANSFER_TRAINER_LST_PLAN_H
+
+#include "transfer/tensor_list.h"
+
+#include <jansson.h>
+
+typedef struct {
+    tensor_list_t asked; /* as the caller gave it; zeroed: there is no plan */
+    bool packed;
+    uint64_t asked_size;
+    size_t *order;       /* [asked.n] tensor i of the wire is the caller's order[i] */
+    tensor_desc_t *sent; /* [asked.n] in that order; names are asked's */
+    const void **data;   /* [asked.n] likewise, of the update at hand */
+    uint64_t buffer_size;
+    json_t *args; /* the call's */
+} lst_plan_t;
+
+/* A plan for this list and this update's data (which may be NULL for tensors of no bytes). Does
+ * next to nothing if the list is that of the plan at hand. buffer_size 0: choose. On failure there
+ * is no plan. */
+LK_MUST_USE lk_status_t lst_plan_make(lst_plan_t *self, const tensor_desc_t *descs,
+                                      const void *const *data, size_t n, bool packed,
+                                      uint64_t buffer_size, lk_error_t *err);
+/* Accepts a zeroed plan, and leaves one. */
+void lst_plan_fini(lst_plan_t *self);
+
+#endif
