@@ -1,8 +1,8 @@
 #include "transfer/backends/ipc/wte_ipc.h"
 
 #include "base/check.h"
-#include "transfer/backends/ipc/ipc_counter.h"
-#include "transfer/backends/ipc/ipc_handles.h"
+#include "transfer/backends/ipc/ipc_exports.h"
+#include "transfer/backends/ipc/ipc_memory.h"
 #include "transfer/device/device.h"
 #include "transfer/wte_fields.h"
 
@@ -20,34 +20,6 @@ typedef enum {
 
 #define BATCH_TENSORS 48u            /* a batch of tensors is copied when it has so many */
 #define BATCH_BYTES   (256ull << 20) /* or so many bytes */
-#define MEMORY_MAX    32768u         /* exports that are remembered */
-
-/* Memory of the trainer that is open here. */
-typedef struct {
-    uint8_t handle[DEVICE_IPC_HANDLE_SIZE];
-    char *at;
-    uint64_t bytes;
-    bool used; /* by the update at hand */
-} mapping_t;
-
-/* An export that came before. Torch never uses a count for a second export, so this names one for
- * good. */
-typedef struct {
-    char name[IPC_COUNTER_NAME_MAX];
-    uint32_t counter;
-    bool passed; /* its event, recorded when it was made, has been seen to have happened */
-} known_t;
-
-typedef struct {
-    known_t *exports; /* sorted by compare_known */
-    size_t n;
-} known_list_t;
-
-/* What release_counts works in; taken when an update starts, so that its end can't fail. */
-typedef struct {
-    known_t *exports, *merged;
-    uint32_t *counters;
-} room_t;
 
 /* Where the time of an update goes, in ns. */
 typedef struct {
@@ -63,20 +35,16 @@ typedef struct {
     wte_context_t ctx;
     device_t *device;
     device_stream_t *stream;
-    mapping_t *mappings;
-    size_t n_mappings, room;
+    ipc_memory_t memory;
+    ipc_exports_t exports;
 
     wte_update_t update;
     weight_sink_t sink;
     ipc_handles_t handles; /* of the update at hand */
-    size_t *mapping_of;    /* [handles.n] */
     size_t n_passed;       /* handles whose events have happened */
     size_t n_enqueued;     /* tensors */
     uint64_t packed_at;    /* of the next tensor in the packed buffer */
     device_event_t *event; /* of handle n_passed, once it is open */
-    bool counted;          /* the counts of `handles` are ours to take off */
-    known_list_t known;    /* whose counts have been taken off */
-    room_t for_counts;     /* while `counted` */
     uint64_t progress_ns, stage_ns;
     times_t times, last_times;
 
@@ -92,233 +60,6 @@ static const wte_field_t update_fields[] = {
     {"ipc_handles_pickled", WTE_FIELD_ANY, false, 0, 0},
     {"tensor_sizes", WTE_FIELD_ANY, false, 0, 0},
 };
-
-/* ---- the trainer's memory ---- */
-
-static void close_mapping(ipc_state_t *self, size_t i)
-{
-    self->device->ops->ipc_close(self->device, self->mappings[i].at);
-    self->mappings[i] = self->mappings[--self->n_mappings];
-}
-
-/* Ends those that the last update did not use: the trainer may have freed that memory. */
-static void close_unused(ipc_state_t *self)
-{
-    for (size_t i = self->n_mappings; i > 0; i--) {
-        if (!self->mappings[i - 1].used) {
-            close_mapping(self, i - 1);
-        }
-    }
-}
-
-static void mark_unused(ipc_state_t *self)
-{
-    for (size_t i = 0; i < self->n_mappings; i++) {
-        self->mappings[i].used = false;
-    }
-}
-
-/* Its number, or n_mappings. Looks from `hint` on: updates come in the same order. */
-static size_t find_mapping(const ipc_state_t *self, const uint8_t *handle, size_t hint)
-{
-    for (size_t i = 0; i < self->n_mappings; i++) {
-        size_t at = (hint + i) % self->n_mappings;
-        if (memcmp(self->mappings[at].handle, handle, DEVICE_IPC_HANDLE_SIZE) == 0) {
-            return at;
-        }
-    }
-    return self->n_mappings;
-}
-
-/* Its number is n_mappings before. */
-static lk_status_t open_mapping(ipc_state_t *self, const uint8_t *handle, lk_error_t *err)
-{
-    if (self->n_mappings == self->room) {
-        size_t room = LK_MAX(2 * self->room, (size_t)16);
-        mapping_t *grown = realloc(self->mappings, room * sizeof *grown);
-        if (grown == NULL) {
-            return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for handles");
-        }
-        self->mappings = grown;
-        self->room = room;
-    }
-    mapping_t mapping = {.at = NULL};
-    void *at;
-    LK_RETURN_IF_ERROR(self->device->ops->ipc_open(self->device, handle, &at, &mapping.bytes, err));
-    mapping.at = at;
-    memcpy(mapping.handle, handle, DEVICE_IPC_HANDLE_SIZE);
-    self->mappings[self->n_mappings++] = mapping;
-    return LK_OK;
-}
-
-/* Opens what the update reads, and checks that it is all there: reading beyond would break the
- * device for good. */
-static lk_status_t open_memory(ipc_state_t *self, lk_error_t *err)
-{
-    mark_unused(self);
-    self->mapping_of = calloc(self->handles.n + 1, sizeof *self->mapping_of);
-    if (self->mapping_of == NULL) {
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for handles");
-    }
-    size_t found = 0;
-    for (size_t i = 0; i < self->handles.n; i++) {
-        const ipc_export_t *export = &self->handles.exports[i];
-        bool same = i > 0 && memcmp(export->memory, export[-1].memory, DEVICE_IPC_HANDLE_SIZE) == 0;
-        found = same ? found : find_mapping(self, export->memory, found + 1);
-        if (found == self->n_mappings) {
-            LK_RETURN_IF_ERROR(open_mapping(self, export->memory, err));
-        }
-        mapping_t *mapping = &self->mappings[found];
-        self->mapping_of[i] = found;
-        mapping->used = true;
-        if (export->offset > mapping->bytes || export->bytes > mapping->bytes - export->offset) {
-            return lk_error_set(err, LK_ERR_INVALID,
-                                "Invalid update_info for ipc: bytes %llu to %llu of a memory of "
-                                "%llu bytes",
-                                (unsigned long long)export->offset,
-                                (unsigned long long)(export->offset + export->bytes),
-                                (unsigned long long)mapping->bytes);
-        }
-    }
-    return LK_OK;
-}
-
-static const char *address_of(const ipc_state_t *self, size_t export)
-{
-    return self->mappings[self->mapping_of[export]].at + self->handles.exports[export].offset;
-}
-
-/* ---- reference counts: one off per export, however often its arguments come ---- */
-
-static int compare_known(const void *a, const void *b)
-{
-    const known_t *x = a, *y = b;
-    int names = strcmp(x->name, y->name);
-    return names != 0 ? names : x->counter < y->counter ? -1 : x->counter > y->counter;
-}
-
-static known_t known_of(const ipc_export_t *export)
-{
-    known_t known = {.counter = export->counter};
-    memcpy(known.name, export->counter_name, sizeof known.name);
-    return known;
-}
-
-static const known_t *find_known(const ipc_state_t *self, const ipc_export_t *export)
-{
-    known_t key = known_of(export);
-    return self->known.n == 0 ? NULL
-                              : bsearch(&key, self->known.exports, self->known.n,
-                                        sizeof *self->known.exports, compare_known);
-}
-
-static void forget_known(ipc_state_t *self)
-{
-    free(self->known.exports);
-    self->known = (known_list_t){0};
-}
-
-static lk_status_t check_counters(const ipc_state_t *self, lk_error_t *err)
-{
-    for (size_t i = 0; i < self->handles.n; i++) {
-        const char *name = self->handles.exports[i].counter_name;
-        if (i == 0 || strcmp(name, self->handles.exports[i - 1].counter_name) != 0) {
-            LK_RETURN_IF_ERROR(ipc_counter_check(name, err));
-        }
-    }
-    return LK_OK;
-}
-
-/* The exports of this update, sorted, each once. */
-static size_t list_exports(const ipc_state_t *self, known_t *out)
-{
-    size_t n = 0;
-    for (size_t i = 0; i < self->handles.n; i++) {
-        out[i] = known_of(&self->handles.exports[i]);
-        out[i].passed = i < self->n_passed;
-    }
-    qsort(out, self->handles.n, sizeof *out, compare_known);
-    for (size_t i = 0; i < self->handles.n; i++) {
-        if (n > 0 && compare_known(&out[n - 1], &out[i]) == 0) {
-            out[n - 1].passed |= out[i].passed;
-        } else {
-            out[n++] = out[i];
-        }
-    }
-    return n;
-}
-
-/* Takes the counts of those off that are not known yet, file by file. */
-static void take_off(const ipc_state_t *self, const known_t *exports, size_t n, uint32_t *counters)
-{
-    size_t k = 0;
-    for (size_t i = 0; i < n;) {
-        const char *name = exports[i].name;
-        uint32_t n_counters = 0;
-        for (; i < n && strcmp(exports[i].name, name) == 0; i++) {
-            while (k < self->known.n && compare_known(&self->known.exports[k], &exports[i]) < 0) {
-                k++;
-            }
-            if (k == self->known.n || compare_known(&self->known.exports[k], &exports[i]) != 0) {
-                counters[n_counters++] = exports[i].counter;
-            }
-        }
-        lk_error_t gone = LK_ERROR_INIT; /* with its trainer: then nobody counts */
-        if (n_counters > 0) {
-            (void)!ipc_counter_release(name, counters, n_counters, &gone);
-        }
-    }
-}
-
-/* Adds n sorted exports to those that are known; to none if they would be too many. */
-static void remember(ipc_state_t *self, const known_t *exports, size_t n, known_t *merged)
-{
-    size_t before = n + self->known.n <= LK_MAX(n, (size_t)MEMORY_MAX) ? self->known.n : 0;
-    size_t out = 0;
-    for (size_t i = 0, k = 0; i < n || k < before; out++) {
-        int order = k == before ? -1
-                    : i == n    ? 1
-                                : compare_known(&exports[i], &self->known.exports[k]);
-        merged[out] = order <= 0 ? exports[i] : self->known.exports[k];
-        merged[out].passed |= order == 0 && self->known.exports[k].passed;
-        i += order <= 0;
-        k += order >= 0;
-    }
-    free(self->known.exports);
-    self->known = (known_list_t){merged, out};
-}
-
-static void free_room(room_t *room)
-{
-    free(room->exports);
-    free(room->merged);
-    free(room->counters);
-    *room = (room_t){0};
-}
-
-static lk_status_t take_room(ipc_state_t *self, lk_error_t *err)
-{
-    size_t n = self->handles.n;
-    room_t room = {.exports = calloc(n + 1, sizeof *room.exports),
-                   .merged = calloc(n + self->known.n + 1, sizeof *room.merged),
-                   .counters = calloc(n + 1, sizeof *room.counters)};
-    if (room.exports == NULL || room.merged == NULL || room.counters == NULL) {
-        free_room(&room);
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for %zu exports", n);
-    }
-    self->for_counts = room;
-    return LK_OK;
-}
-
-static void release_counts(ipc_state_t *self)
-{
-    room_t *room = &self->for_counts;
-    size_t n = list_exports(self, room->exports);
-    take_off(self, room->exports, n, room->counters);
-    remember(self, room->exports, n, room->merged);
-    room->merged = NULL;
-    free_room(room);
-}
 
 /* ---- the trainer's events ---- */
 
@@ -336,8 +77,7 @@ static bool has_passed(const ipc_state_t *self, size_t i)
                           memcmp(export->event, export[-1].event, DEVICE_IPC_HANDLE_SIZE) == 0)) {
         return true;
     }
-    const known_t *known = find_known(self, export);
-    return known != NULL && known->passed;
+    return ipc_exports_passed(&self->exports, export);
 }
 
 /* Whether handle n_passed may be read. Its event is looked at rather than waited for on the
@@ -374,14 +114,9 @@ static void count_time(ipc_state_t *self, uint64_t *stage)
 static void end_update(ipc_state_t *self, phase_t next)
 {
     close_event(self);
-    if (self->counted) {
-        release_counts(self);
-    }
-    self->counted = false;
+    ipc_exports_end(&self->exports, &self->handles, self->n_passed);
     ipc_handles_fini(&self->handles);
-    free(self->mapping_of);
-    self->mapping_of = NULL;
-    close_unused(self);
+    ipc_memory_close(&self->memory);
     self->progress.waiting_for[0] = '\0';
     self->phase = next;
     count_time(self, &self->times.end);
@@ -414,9 +149,8 @@ static void close_all(ipc_state_t *self)
     if (self->phase == PHASE_WAITING || self->phase == PHASE_COPYING) {
         end_update(self, PHASE_CLOSED);
     }
-    mark_unused(self);
-    close_unused(self);
-    forget_known(self);
+    ipc_memory_fini(&self->memory);
+    ipc_exports_fini(&self->exports);
     forget_checked(self);
     self->phase = PHASE_CLOSED;
 }
@@ -527,19 +261,17 @@ static lk_status_t ipc_update_post(void *state, const wte_update_t *update,
     self->checked = (ipc_handles_t){0};
     forget_checked(self);
     self->stage_ns = lk_env_now_ns(self->ctx.env);
-    lk_status_t status = check_counters(self, err);
-    status = status < 0 ? status : take_room(self, err);
+    lk_status_t status = ipc_exports_begin(&self->exports, &self->handles, err);
     if (status < 0) {
         ipc_handles_fini(&self->handles);
         return status;
     }
-    self->counted = true;
     self->update = *update;
     self->sink = *sink;
     self->n_passed = self->n_enqueued = 0;
     self->packed_at = 0;
     start_progress(self);
-    status = open_memory(self, err);
+    status = ipc_memory_open(&self->memory, self->device, &self->handles, err);
     if (status < 0) {
         end_update(self, PHASE_IDLE);
         return status;
@@ -558,7 +290,8 @@ static lk_status_t enqueue(ipc_state_t *self, size_t end, lk_error_t *err)
         for (; n < BATCH_TENSORS && self->n_enqueued < end; n++, self->n_enqueued++) {
             size_t i = self->n_enqueued;
             uint64_t bytes = bytes_of(&self->update, i);
-            const char *at = address_of(self, self->update.packed ? 0 : i);
+            const char *at =
+                ipc_memory_at(&self->memory, &self->handles, self->update.packed ? 0 : i);
             arrivals[n] =
                 (weight_arrival_t){.index = i, .bytes = at + self->packed_at, .len = bytes};
             self->packed_at += self->update.packed ? bytes : 0;
@@ -615,6 +348,7 @@ static lk_status_t advance(ipc_state_t *self, lk_error_t *err)
         snprintf(self->progress.waiting_for, sizeof self->progress.waiting_for, "%s",
                  self->device->text);
         self->phase = PHASE_COPYING;
+        ipc_exports_sort(&self->exports, &self->handles, self->n_passed); /* the device is busy */
         self->progress_ns = lk_env_now_ns(self->ctx.env);
         count_time(self, &self->times.events);
     }
@@ -656,7 +390,9 @@ static void ipc_abort(void *state)
 
 static void ipc_progress(const void *state, wte_progress_t *out)
 {
-    *out = ((const ipc_state_t *)state)->progress;
+    const ipc_state_t *self = state;
+    *out = self->progress;
+    out->soon = self->phase == PHASE_COPYING;
 }
 
 /* There is nothing to poll: what it waits for is on the device. */
@@ -672,7 +408,6 @@ static void ipc_fini(void *state)
     if (self->stream != NULL) {
         self->device->ops->stream_destroy(self->device, self->stream);
     }
-    free(self->mappings);
     memset(self, 0, sizeof *self);
 }
 
