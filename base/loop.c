@@ -15,6 +15,10 @@ struct lk_loop {
     const lk_env_t *env;
     int wake_fd;   /* eventfd that the signal handler writes */
     int parent_fd; /* -1: not watched, or its end was seen */
+    loop_line_fn on_line;
+    void *on_line_ctx;
+    char line[LOOP_LINE_MAX];
+    size_t line_len;
     bool signals;
     const char *stop;
     struct pollfd *fds; /* N_OWN of ours, then the caller's */
@@ -85,6 +89,12 @@ void loop_watch_parent(lk_loop_t *self, int fd)
     self->parent_fd = fd;
 }
 
+void loop_hear_parent(lk_loop_t *self, loop_line_fn fn, void *ctx)
+{
+    self->on_line = fn;
+    self->on_line_ctx = ctx;
+}
+
 const char *loop_stop_reason(const lk_loop_t *self)
 {
     if (self->stop != NULL) {
@@ -96,12 +106,29 @@ const char *loop_stop_reason(const lk_loop_t *self)
     return NULL;
 }
 
-/* Nothing is ever sent through the pipe; its end is the news. */
+static void take_bytes(lk_loop_t *self, const char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (bytes[i] == '\n') {
+            self->line[self->line_len] = '\0';
+            self->line_len = 0;
+            if (self->on_line != NULL) {
+                self->on_line(self->on_line_ctx, self->line);
+            }
+        } else if (self->line_len + 1 < sizeof self->line) {
+            self->line[self->line_len++] = bytes[i];
+        }
+    }
+}
+
+/* It is readable: a line, a part of one, or its end. */
 static void look_at_parent(lk_loop_t *self)
 {
-    char byte;
-    ssize_t n = read(self->parent_fd, &byte, 1);
-    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
+    char bytes[LOOP_LINE_MAX];
+    ssize_t n = read(self->parent_fd, bytes, sizeof bytes);
+    if (n > 0) {
+        take_bytes(self, bytes, (size_t)n);
+    } else if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
         self->parent_fd = -1; /* readable for ever: looked at once */
         if (loop_stop_reason(self) == NULL) {
             self->stop = "launcher is gone";

@@ -22,6 +22,11 @@ void loop_destroy(lk_loop_t **self_p);
 void loop_catch_signals(lk_loop_t *self);
 /* End of file on fd sets the stop flag with reason "launcher is gone". */
 void loop_watch_parent(lk_loop_t *self, int fd);
+/* Lines that the launcher sends through that pipe (spawn_tell), without their line feed and cut to
+ * LOOP_LINE_MAX - 1 bytes; fn is called in loop_wait. Without this they are dropped. */
+#define LOOP_LINE_MAX 512
+typedef void (*loop_line_fn)(void *ctx, const char *line);
+void loop_hear_parent(lk_loop_t *self, loop_line_fn fn, void *ctx);
 /* NULL while running, else why to stop ("SIGTERM", "launcher is gone"). */
 const char *loop_stop_reason(const lk_loop_t *self);
 /* Waits for any of fds, a signal, or until deadline_ns (monotonic; UINT64_MAX: none). fds' revents

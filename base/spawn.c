@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,6 +152,7 @@ lk_status_t spawn_start(const spawn_spec_t *spec, spawn_t *out, lk_error_t *err)
     self.parent_fd = life[1];
     self.status_fd = status[0];
     CHECK(fcntl(self.status_fd, F_SETFL, O_NONBLOCK) == 0);
+    CHECK(fcntl(self.parent_fd, F_SETFL, O_NONBLOCK) == 0);
     self.pid_fd = (int)syscall(SYS_pidfd_open, self.pid, 0); /* -1 before Linux 5.3 */
     *out = self;
     return LK_OK;
@@ -291,6 +293,19 @@ void spawn_kill(spawn_t *self, int signal)
     if (self->pid > 0 && !self->reaped) { /* not reaped: the number is still its own */
         kill(self->pid, signal);
     }
+}
+
+bool spawn_tell(const spawn_t *self, const char *line)
+{
+    STATIC_ASSERT(SPAWN_LINE_MAX <= PIPE_BUF, "a line is written whole or not at all");
+    char text[SPAWN_LINE_MAX];
+    int len = snprintf(text, sizeof text, "%s\n", line);
+    size_t n = LK_MIN((size_t)len, sizeof text - 1);
+    text[n - 1] = '\n';
+    for (size_t i = 0; i + 1 < n; i++) {
+        text[i] = text[i] == '\n' || text[i] == '\r' ? ' ' : text[i];
+    }
+    return self->parent_fd >= 0 && write(self->parent_fd, text, n) == (ssize_t)n;
 }
 
 void spawn_fini(spawn_t *self)

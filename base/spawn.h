@@ -2,11 +2,11 @@
  * spawn.h: child processes that never outlive their launcher and say when they are ready.
  *
  * The child inherits two descriptors and no other but 0 to 2: LK_PARENT_FD, the read end of a pipe
- * whose other end only the launcher holds (end of file: the launcher is gone; loop_watch_parent),
- * and LK_STATUS_FD, on which it writes one line, "ready TEXT" or "error TEXT". After "ready" it
- * goes on with beats, which say that it is alive, and at last perhaps "error TEXT", why it ends.
- * PR_SET_PDEATHSIG is the second belt; it follows the *thread* that spawned, so spawn from the main
- * thread.
+ * whose other end only the launcher holds (end of file: the launcher is gone; loop_watch_parent)
+ * and may send lines through (spawn_tell, loop_hear_parent), and LK_STATUS_FD, on which it writes
+ * one line, "ready TEXT" or "error TEXT". After "ready" it goes on with beats, which say that it is
+ * alive, and at last perhaps "error TEXT", why it ends. PR_SET_PDEATHSIG is the second belt; it
+ * follows the *thread* that spawned, so spawn from the main thread.
  */
 #ifndef LK_BASE_SPAWN_H
 #define LK_BASE_SPAWN_H
@@ -56,6 +56,10 @@ LK_MUST_USE lk_status_t spawn_reap(spawn_t *self, lk_error_t *err);
 void spawn_describe(const spawn_t *self, char *out, size_t room);
 /* No effect on a child that was reaped. */
 void spawn_kill(spawn_t *self, int signal);
+/* Sends a line (a line feed is added). Never waits: false if the child is gone or does not read (it
+ * is stopped, say); then nothing was sent. At most SPAWN_LINE_MAX - 1 bytes are. SIGPIPE has to be
+ * ignored. */
+bool spawn_tell(const spawn_t *self, const char *line);
 /* Lets go: closes the descriptors, which ends a child that watches its launcher. Neither kills nor
  * waits. Accepts NULL and SPAWN_INIT. */
 void spawn_fini(spawn_t *self);
