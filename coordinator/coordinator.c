@@ -67,7 +67,11 @@ static void send_init(void *ctx, const member_t *to)
     coordinator_t *self = ctx;
     const coordinator_config_t *c = &self->config;
     msg_name_t *names = calloc(2 * (size_t)c->n_frontends + c->dp_size, sizeof *names);
-    if (names == NULL) {
+    msg_member_t *members = calloc(c->dp_size, sizeof *members);
+    size_t n = 0;
+    if (names == NULL || members == NULL) {
+        free(names);
+        free(members);
         fail(self, LK_ERR_NO_MEMORY, "no memory for the address list");
         return;
     }
@@ -75,9 +79,10 @@ static void send_init(void *ctx, const member_t *to)
                *mesh = outputs + c->n_frontends;
     for (size_t i = 0; i < engine_registry_count(self->registry); i++) {
         const member_t *m = engine_registry_at(self->registry, i);
-        if (m->role == MSG_ROLE_ENGINE) {
-            mesh[m->rank].text = msg_str(m->mesh);
-        } else {
+        if (m->role == MSG_ROLE_ENGINE && !m->removed) {
+            members[n].rank = m->rank;
+            mesh[n++].text = msg_str(m->mesh);
+        } else if (m->role != MSG_ROLE_ENGINE) {
             inputs[m->rank].text = msg_str(m->input);
             outputs[m->rank].text = msg_str(m->output);
         }
@@ -88,7 +93,8 @@ static void send_init(void *ctx, const member_t *to)
                             .n_frontends = c->n_frontends,
                             .inputs = {inputs, c->n_frontends},
                             .outputs = {outputs, c->n_frontends},
-                            .mesh = {mesh, c->dp_size},
+                            .mesh = {mesh, n},
+                            .members = {members, n},
                             .events_address = msg_str(c->events_address),
                             .stats_address = msg_str(c->stats_address),
                             .wave_address = msg_str(c->wave_address),
@@ -96,6 +102,7 @@ static void send_init(void *ctx, const member_t *to)
                             .revision = membership_revision(self->membership)};
     c->host.reply(c->host.ctx, to->role, to->rank, to->generation, &msg);
     free(names);
+    free(members);
     if (to->role == MSG_ROLE_ENGINE) {
         forget_group(self, msg.init.group_epoch);
     }
@@ -109,7 +116,7 @@ static void send_dissolve(void *ctx, uint64_t epoch, int64_t lost, const char *w
     msg.dissolve = (msg_dissolve_t){.group_epoch = epoch, .lost = lost, .why = msg_str(why)};
     for (uint32_t r = 0; r < c->dp_size; r++) {
         const member_t *m = engine_registry_find(self->registry, MSG_ROLE_ENGINE, r);
-        if (m->generation != 0) {
+        if (m->generation != 0 && !m->removed) {
             c->host.reply(c->host.ctx, MSG_ROLE_ENGINE, r, m->generation, &msg);
         }
     }
@@ -181,14 +188,15 @@ static bool check_digests(coordinator_t *self)
     if (membership_epoch(self->membership) != 1 || membership_adopted(self->membership)) {
         return true;
     }
-    const member_t *first = engine_registry_at(self->registry, 0);
-    for (uint32_t r = 1; r < self->config.dp_size; r++) {
+    const member_t *first = NULL;
+    for (uint32_t r = 0; r < self->config.dp_size; r++) {
         const member_t *m = engine_registry_at(self->registry, r);
-        if (strcmp(m->digest, first->digest) != 0) {
+        first = first == NULL && !m->removed ? m : first;
+        if (!m->removed && strcmp(m->digest, first->digest) != 0) {
             lk_error_t err = LK_ERROR_INIT;
             lk_error_set(&err, LK_ERR_STATE,
-                         "engine %u loaded other weights than engine 0 (digest %s, not %s)", r,
-                         m->digest, first->digest);
+                         "engine %u loaded other weights than engine %u (digest %s, not %s)", r,
+                         first->rank, m->digest, first->digest);
             fail(self, LK_ERR_STATE, err.text);
             return false;
         }
@@ -203,7 +211,11 @@ static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
         lk_error_set(&err, LK_ERR_UNAVAILABLE, "%s %llu can not start: %s",
                      member_role_name((uint32_t)msg->ready.role),
                      (unsigned long long)msg->ready.rank, msg_cstr(msg->ready.error));
-        fail(self, LK_ERR_UNAVAILABLE, err.text);
+        if ((self->served || self->config.life > 1) && self->config.shrinks) {
+            LK_WARN("%s", err.text);
+        } else {
+            fail(self, LK_ERR_UNAVAILABLE, err.text);
+        }
         return;
     }
     bool before = coordinator_serving(self);
@@ -217,7 +229,7 @@ static void on_ready(coordinator_t *self, const msg_t *msg, uint64_t now_ns)
             return;
         }
         self->served = true;
-        LK_INFO("all %u engines are in group epoch %llu", self->config.dp_size,
+        LK_INFO("all %u engines are in group epoch %llu", engine_registry_engines(self->registry),
                 (unsigned long long)membership_epoch(self->membership));
     }
     self->urgent = true;
@@ -314,15 +326,70 @@ void coordinator_on_message(coordinator_t *self, const msg_t *msg)
     }
 }
 
+/* ---- the launcher ---- */
+
+/* "12" and what follows it; NULL unless text begins with a number as one is written. */
+static const char *parse_rank(const char *text, uint64_t *out)
+{
+    size_t n = strspn(text, "0123456789");
+    if (n == 0 || n > 6 || (n > 1 && text[0] == '0')) {
+        return NULL;
+    }
+    *out = strtoull(text, NULL, 10);
+    return text + n;
+}
+
+static lk_status_t remove_rank(coordinator_t *self, uint64_t rank, const char *why, lk_error_t *err)
+{
+    if (!membership_remove(self->membership, rank, why, lk_env_now_ns(self->config.env))) {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "the launcher removes rank %llu: it is the last of %u, or none of them",
+                            (unsigned long long)rank, self->config.dp_size);
+    }
+    self->urgent = true;
+    return LK_OK;
+}
+
+lk_status_t coordinator_on_launcher(coordinator_t *self, const char *line, lk_error_t *err)
+{
+    static const char verb[] = "removed ";
+    uint64_t rank = 0;
+    bool known = strncmp(line, verb, sizeof verb - 1) == 0;
+    const char *rest = known ? parse_rank(line + sizeof verb - 1, &rank) : NULL;
+    if (rest == NULL || rest[0] != ' ' || rest[1] == '\0') {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "the launcher says '%.100s', not 'removed RANK WHY'", line);
+    }
+    return remove_rank(self, rank, rest + 1, err);
+}
+
+lk_status_t coordinator_remove_all(coordinator_t *self, const char *ranks, lk_error_t *err)
+{
+    const char *rest = ranks;
+    while (rest[0] != '\0') {
+        uint64_t rank = 0;
+        rest = parse_rank(rest, &rank);
+        if (rest == NULL || (rest[0] != ',' && rest[0] != '\0') ||
+            (rest[0] == ',' && rest[1] == '\0')) {
+            return lk_error_set(err, LK_ERR_INVALID,
+                                "--removed-ranks %.100s: ranks separated by commas", ranks);
+        }
+        rest += rest[0] == ',';
+        LK_RETURN_IF_ERROR(remove_rank(self, rank, "in an earlier life of the coordinator", err));
+    }
+    return LK_OK;
+}
+
 static void publish(coordinator_t *self, uint64_t now_ns)
 {
     const coordinator_config_t *c = &self->config;
     size_t n = engine_registry_count(self->registry);
     msg_load_t *loads = calloc(c->dp_size, sizeof *loads);
     msg_name_t *dead = calloc(n, sizeof *dead);
+    msg_removal_t *removed = calloc(c->dp_size, sizeof *removed);
     char(*texts)[192] = calloc(n, sizeof *texts);
-    size_t n_dead = 0;
-    if (loads != NULL && dead != NULL && texts != NULL) {
+    size_t n_dead = 0, n_loads = 0, n_removed = 0;
+    if (loads != NULL && dead != NULL && removed != NULL && texts != NULL) {
         msg_t msg = message(self, MSG_STATS);
         msg_stats_t *s = &msg.stats;
         for (size_t i = 0; i < n; i++) {
@@ -333,11 +400,14 @@ static void publish(coordinator_t *self, uint64_t now_ns)
                 dead[n_dead].text = msg_str(texts[n_dead]);
                 n_dead++;
             }
-            if (m->role != MSG_ROLE_ENGINE) {
+            if (m->removed) {
+                removed[n_removed++] = (msg_removal_t){m->rank, msg_str(m->removed_why)};
+            }
+            if (m->role != MSG_ROLE_ENGINE || m->removed) {
                 continue;
             }
-            loads[m->rank] = m->load;
-            loads[m->rank].rank = m->rank;
+            loads[n_loads] = m->load;
+            loads[n_loads++].rank = m->rank;
             s->num_blocks += m->num_blocks;
             s->vocab_size = m->vocab_size;
             s->lockstep |= m->lockstep;
@@ -354,9 +424,11 @@ static void publish(coordinator_t *self, uint64_t now_ns)
         s->run = self->run;
         s->paused = self->paused;
         s->loads.items = loads;
-        s->loads.count = c->dp_size;
+        s->loads.count = n_loads;
         s->dead.items = dead;
         s->dead.count = n_dead;
+        s->removed.items = removed;
+        s->removed.count = n_removed;
         c->host.stats(c->host.ctx, &msg);
         self->urgent = self->changed = false;
     }
@@ -364,6 +436,7 @@ static void publish(coordinator_t *self, uint64_t now_ns)
     self->published_ns = now_ns;
     free(loads);
     free(dead);
+    free(removed);
     free(texts);
 }
 

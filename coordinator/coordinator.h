@@ -25,6 +25,8 @@ typedef struct {
 
 typedef struct {
     uint32_t dp_size, n_frontends;
+    bool shrinks; /* --data-parallel-min-size is below dp_size: an engine that can not start again
+                     is the launcher's business, who may remove it */
     const char *config_hash;
     const char *events_address, *stats_address, *wave_address;
     uint64_t life; /* of this coordinator, from 1; a later one asks who is there (ROLLCALL) */
@@ -39,6 +41,14 @@ void coordinator_destroy(coordinator_t **self_p);
 /* A message from the handshake socket (HELLO, READY) or the events socket (all others). What makes
  * no sense is answered (HELLO) or counted and dropped, never trusted. */
 void coordinator_on_message(coordinator_t *self, const msg_t *msg);
+
+/* A line of the launcher: "removed RANK WHY" (docs/MEMBERSHIP.md). LK_ERR_INVALID: it is anything
+ * else, or no rank would be left. */
+LK_MUST_USE lk_status_t coordinator_on_launcher(coordinator_t *self, const char *line,
+                                                lk_error_t *err);
+/* Those of its earlier lives: "1,3", or "". LK_ERR_INVALID as above. */
+LK_MUST_USE lk_status_t coordinator_remove_all(coordinator_t *self, const char *ranks,
+                                               lk_error_t *err);
 
 /* Timers: handshake deadline, heartbeats, publication. Returns when to be called next (monotonic).
  * LK_ERR_* in *status once the cluster can not start any more; err says who is late or refused. */

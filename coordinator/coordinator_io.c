@@ -27,6 +27,8 @@ typedef struct {
     } members[MAX_MEMBERS];
     size_t n_members;
     cpu_watch_t engines[256], frontends[256];
+    coordinator_t *coordinator;
+    lk_error_t refused; /* the first line of the launcher that made no sense */
 } app_t;
 
 static void send_message(app_t *app, lk_port_t *port, const port_peer_t *peer, const msg_t *msg)
@@ -63,6 +65,15 @@ static bool computes(void *ctx, const member_t *m, uint64_t now_ns)
     cpu_watch_t *watches = m->role == MSG_ROLE_ENGINE ? app->engines : app->frontends;
     return m->rank < LK_ARRAY_LEN(app->engines) &&
            cpu_watch_look(&watches[m->rank], (pid_t)m->pid, now_ns);
+}
+
+static void on_launcher(void *ctx, const char *line)
+{
+    app_t *app = ctx;
+    lk_error_t err = LK_ERROR_INIT;
+    if (coordinator_on_launcher(app->coordinator, line, &err) < 0 && app->refused.status == LK_OK) {
+        app->refused = err;
+    }
 }
 
 static void publish_stats(void *ctx, const msg_t *msg)
@@ -175,21 +186,27 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
     }
     char hash[33];
     config_group_hash(config, hash);
-    coordinator_config_t cc = {.dp_size = (uint32_t)config->data_parallel_size,
-                               .n_frontends = (uint32_t)config->api_server_count,
-                               .config_hash = hash,
-                               .events_address = port_address(app->events),
-                               .stats_address = port_address(app->stats),
-                               .wave_address = port_address(app->wave),
-                               .life = config->generation,
-                               .handshake_timeout_ns =
-                                   (uint64_t)(config->handshake_timeout_s * 1e9),
-                               .dead_after_ns = (uint64_t)(config->dead_after_s * 1e9),
-                               .heartbeat_ns = (uint64_t)(config->heartbeat_s * 1e9),
-                               .env = lk_env_real(),
-                               .host = {app, reply, publish_stats, publish_wave, computes}};
+    coordinator_config_t cc = {
+        .dp_size = (uint32_t)config->data_parallel_size,
+        .n_frontends = (uint32_t)config->api_server_count,
+        .shrinks = config->data_parallel_min_size != 0 &&
+                   config->data_parallel_min_size < config->data_parallel_size,
+        .config_hash = hash,
+        .events_address = port_address(app->events),
+        .stats_address = port_address(app->stats),
+        .wave_address = port_address(app->wave),
+        .life = config->generation,
+        .handshake_timeout_ns = (uint64_t)(config->handshake_timeout_s * 1e9),
+        .dead_after_ns = (uint64_t)(config->dead_after_s * 1e9),
+        .heartbeat_ns = (uint64_t)(config->heartbeat_s * 1e9),
+        .env = lk_env_real(),
+        .host = {app, reply, publish_stats, publish_wave, computes}};
     coordinator_t *coordinator = coordinator_new(&cc);
     CHECK(coordinator != NULL);
+    if (coordinator_remove_all(coordinator, config->removed_ranks, &app->refused) == LK_OK) {
+        app->coordinator = coordinator;
+        loop_hear_parent(loop, on_launcher, app);
+    }
     spawn_child_report(status_fd, true, port_address(app->handshake));
     int rc = 0;
     uint64_t beat_ns = 0;
@@ -202,6 +219,10 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
         any |= drain(app, app->events, coordinator);
         lk_status_t status;
         uint64_t next = coordinator_step(coordinator, &status, &err);
+        if (status == LK_OK && app->refused.status != LK_OK) {
+            err = app->refused;
+            status = err.status;
+        }
         if (status != LK_OK) {
             LK_ERROR("the cluster ends: %s", err.text);
             spawn_child_report(status_fd, false, err.text);
@@ -209,12 +230,14 @@ static int serve(app_t *app, const lk_config_t *config, lk_loop_t *loop, int *st
             break;
         }
         if (any) {
+            loop_wait(loop, NULL, 0, 0); /* what the launcher says must not wait for a quiet time */
             continue; /* the descriptors are edge-triggered: wait only after an empty drain */
         }
         struct pollfd fds[2] = {{port_fd(app->handshake), POLLIN, 0},
                                 {port_fd(app->events), POLLIN, 0}};
         loop_wait(loop, fds, 2, next);
     }
+    loop_hear_parent(loop, NULL, NULL);
     coordinator_destroy(&coordinator);
     return rc;
 }

@@ -87,6 +87,11 @@ lk_status_t engine_registry_check_hello(engine_registry_t *self, const msg_t *ms
                             member_role_name((uint32_t)h->role), (unsigned long long)h->rank,
                             self->dp_size, self->n_frontends);
     }
+    if (m->removed) {
+        return lk_error_set(err, LK_ERR_STATE,
+                            "engine %u was removed from the cluster (%s) and can not come back",
+                            m->rank, m->removed_why);
+    }
     if (strcmp(msg_cstr(h->config_hash), self->config_hash) != 0) {
         return lk_error_set(
             err, LK_ERR_INVALID,
@@ -134,10 +139,20 @@ void engine_registry_forgive(engine_registry_t *self, uint64_t now_ns)
     }
 }
 
+uint32_t engine_registry_engines(const engine_registry_t *self)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < self->dp_size; r++) {
+        n += !self->members[r].removed;
+    }
+    return n;
+}
+
 bool engine_registry_all(const engine_registry_t *self, uint32_t role, member_state_t state)
 {
     for (size_t i = 0; i < engine_registry_count(self); i++) {
-        if (self->members[i].role == role && self->members[i].state < state) {
+        const member_t *m = &self->members[i];
+        if (m->role == role && !m->removed && m->state < state) {
             return false;
         }
     }
@@ -151,7 +166,7 @@ void engine_registry_missing(const engine_registry_t *self, member_state_t state
     out[0] = '\0';
     for (size_t i = 0; i < engine_registry_count(self) && n + 32 < room; i++) {
         const member_t *m = &self->members[i];
-        if (m->state < state) {
+        if (!m->removed && m->state < state) {
             n += (size_t)snprintf(out + n, room - n, "%s%s %u", n > 0 ? ", " : "",
                                   member_role_name(m->role), m->rank);
         }

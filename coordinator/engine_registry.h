@@ -2,6 +2,8 @@
  * engine_registry.h: which engines and front ends exist, how far their handshake is, and when each
  * was last heard. A pure table: time comes in with each call. membership.h decides.
  *
+ * A removed engine keeps its place in the table and takes no part in anything.
+ *
  *   NEW -> HELLO (said hello) -> INITED (was told the addresses) -> READY (can serve)
  *
  * An engine goes back to NEW when its group epoch breaks, and says HELLO for the next one.
@@ -22,9 +24,12 @@ typedef struct {
     uint64_t expelled; /* lives up to this generation are over */
     char expelled_why[128];
     uint64_t member_of; /* HELLO: the group epoch that it says it is in; 0: none */
+    uint64_t members;   /* HELLO: of how many ranks */
     uint64_t ready_for; /* group epoch of its READY; 0: none */
     uint64_t last_heard_ns, quiet_until_ns;
-    bool dead; /* silent for longer than the limit; an engine stays so until it comes anew */
+    bool dead;    /* silent for longer than the limit; an engine stays so until it comes anew */
+    bool removed; /* it never comes back: none of the functions below counts it */
+    char removed_why[160];
     char input[256], output[256], mesh[256]; /* addresses it serves */
     /* from READY */
     uint64_t num_blocks, max_model_len, vocab_size;
@@ -47,7 +52,7 @@ size_t engine_registry_count(const engine_registry_t *self);
 member_t *engine_registry_at(engine_registry_t *self, size_t i); /* engines first, by rank */
 
 /* Whether a HELLO may come from a member at all; *out is that member. LK_ERR_INVALID: unknown rank,
- * another configuration, an address too long. Records nothing. */
+ * another configuration, an address too long; LK_ERR_STATE: a removed rank. Records nothing. */
 LK_MUST_USE lk_status_t engine_registry_check_hello(engine_registry_t *self, const msg_t *msg,
                                                     member_t **out, lk_error_t *err);
 /* This life of it is over, whatever it may still say. */
@@ -58,6 +63,8 @@ bool engine_registry_heard(engine_registry_t *self, const msg_t *msg, uint64_t n
 /* Everybody counts as heard now. */
 void engine_registry_forgive(engine_registry_t *self, uint64_t now_ns);
 
+/* Engines that are not removed. */
+uint32_t engine_registry_engines(const engine_registry_t *self);
 /* All members of a role have reached `state`. */
 bool engine_registry_all(const engine_registry_t *self, uint32_t role, member_state_t state);
 /* Members below `state`, as "engine 1, front end 0". */

@@ -61,6 +61,16 @@ static member_t *engine_at(const membership_t *self, uint32_t rank)
     return engine_registry_find(self->registry, MSG_ROLE_ENGINE, rank);
 }
 
+/* The next engine from rank r on that is not removed; NULL: none. */
+static member_t *next_engine(const membership_t *self, uint32_t r)
+{
+    member_t *m = engine_at(self, r);
+    while (m != NULL && m->removed) {
+        m = engine_at(self, m->rank + 1);
+    }
+    return m;
+}
+
 static bool is_in_epoch(const member_t *m)
 {
     return m->state == MEMBER_INITED || m->state == MEMBER_READY;
@@ -77,7 +87,7 @@ static void break_epoch(membership_t *self, int64_t lost, const char *why, uint6
     snprintf(self->cause, sizeof self->cause, "%s", why);
     LK_WARN("group epoch %llu is over: %s", (unsigned long long)self->epoch, why);
     member_t *m;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
         m->state = is_in_epoch(m) ? MEMBER_NEW : m->state; /* it has to say HELLO again */
     }
     self->ops.dissolve(self->ops.ctx, self->epoch, lost, why);
@@ -88,7 +98,7 @@ static void init_engines(membership_t *self)
 {
     member_t *m;
     self->revision++;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
         if (is_in_epoch(m)) {
             self->ops.init(self->ops.ctx, m);
         }
@@ -116,7 +126,7 @@ static void adopt(membership_t *self, uint64_t epoch)
     self->state = MEMBERSHIP_CONNECTING;
     member_t *m;
     bool all = true;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
         m->state = m->ready_for == epoch ? MEMBER_READY : MEMBER_INITED;
         all &= m->state == MEMBER_READY;
     }
@@ -134,7 +144,7 @@ static void form(membership_t *self)
     self->state = MEMBERSHIP_CONNECTING;
     LK_INFO("group epoch %llu is formed", (unsigned long long)self->epoch);
     member_t *m;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
         m->state = MEMBER_INITED;
         m->ready_for = 0;
     }
@@ -146,7 +156,7 @@ static void form(membership_t *self)
 static void dissolve_found(membership_t *self)
 {
     member_t *m;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
         m->state = m->member_of != 0 ? MEMBER_NEW : m->state;
     }
     snprintf(self->cause, sizeof self->cause, "the coordinator found a group that was not whole");
@@ -161,11 +171,12 @@ static void try_form(membership_t *self)
         !engine_registry_all(self->registry, MSG_ROLE_FRONTEND, MEMBER_HELLO)) {
         return;
     }
-    uint64_t first = engine_at(self, 0)->member_of;
+    uint64_t first = next_engine(self, 0)->member_of;
+    uint32_t n = engine_registry_engines(self->registry);
     bool same = true, none = true;
     member_t *m;
-    for (uint32_t r = 0; (m = engine_at(self, r)) != NULL; r++) {
-        same &= m->member_of == first;
+    for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
+        same &= m->member_of == first && m->members == n;
         none &= m->member_of == 0;
     }
     if (none) {
@@ -220,6 +231,7 @@ static void record(member_t *m, const msg_t *msg, uint64_t now_ns)
     m->generation = msg->generation;
     m->pid = h->pid;
     m->member_of = h->member_of;
+    m->members = h->members;
     m->ready_for = 0;
     m->last_heard_ns = now_ns;
     m->quiet_until_ns = 0;
@@ -298,6 +310,35 @@ lk_status_t membership_hello(membership_t *self, const msg_t *msg, uint64_t now_
         on_frontend(self, m, msg, now_ns);
     }
     return LK_OK;
+}
+
+/* ---- removal ---- */
+
+bool membership_remove(membership_t *self, uint64_t rank, const char *why, uint64_t now_ns)
+{
+    member_t *m = engine_registry_find(self->registry, MSG_ROLE_ENGINE, rank);
+    if (m == NULL || (!m->removed && engine_registry_engines(self->registry) == 1)) {
+        return false;
+    }
+    snprintf(m->removed_why, sizeof m->removed_why, "%s", why);
+    if (m->removed) {
+        return true;
+    }
+    char text[LK_ERROR_TEXT_MAX];
+    snprintf(text, sizeof text, "engine %u was removed: %s", m->rank, why);
+    LK_WARN("%s", text);
+    bool in_epoch = is_in_epoch(m), alone = m->member_of != 0 && !in_epoch;
+    member_expel(m, text);
+    m->removed = true;
+    m->dead = false;
+    if (in_epoch) {
+        break_epoch(self, m->rank, text, now_ns);
+    } else if (alone && self->state == MEMBERSHIP_GATHERING) {
+        dissolve_found(self); /* the others of that group may not know yet that it is over */
+        snprintf(self->cause, sizeof self->cause, "%s", text);
+    }
+    try_form(self);
+    return true;
 }
 
 /* ---- READY ---- */

@@ -40,9 +40,13 @@ membership_t *membership_new(engine_registry_t *registry, const membership_ops_t
                              uint64_t first_revision);
 void membership_destroy(membership_t **self_p);
 
+/* The rank does not come back; "removed" of M. removed_why of the rank becomes `why`, also if it
+ * was removed before. False: there is no such rank, or it is the last one. */
+bool membership_remove(membership_t *self, uint64_t rank, const char *why, uint64_t now_ns);
+
 /* A HELLO. An error is the text of the refusal; it changes nothing. LK_ERR_INVALID: unknown rank,
- * another configuration, an address too long; LK_ERR_STATE: a life that is over (expelled, or
- * replaced by a newer one), or a second process as the same life. */
+ * another configuration, an address too long; LK_ERR_STATE: a removed rank, a life that is over
+ * (expelled, or replaced by a newer one), or a second process as the same life. */
 LK_MUST_USE lk_status_t membership_hello(membership_t *self, const msg_t *msg, uint64_t now_ns,
                                          lk_error_t *err);
 /* LK_ERR_STATE when it is not of the current epoch, or nobody was INITed so. */

@@ -338,6 +338,7 @@ static void come(world_t *w, uint32_t rank, uint64_t generation, uint64_t left, 
                             .mesh_address = msg_str(mesh),
                             .left_epoch = left,
                             .member_of = member_of,
+                            .members = 2,
                             .why = msg_str(left != 0 ? "rank 1 closed its mesh connection" : "")};
     coordinator_on_message(w->coordinator, &m);
 }
