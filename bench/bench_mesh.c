@@ -120,7 +120,7 @@ static void connect_all(mesh_t **meshes, uint32_t rank, uint32_t size)
     for (uint32_t r = 0; r < size; r++) {
         addresses[r] = mesh_address(meshes[r]);
     }
-    CHECK(mesh_connect_post(meshes[rank], 1, size, addresses, &err) == LK_OK);
+    CHECK(mesh_connect_post(meshes[rank], 1, size, NULL, addresses, &err) == LK_OK);
     while ((status = mesh_connect_test(meshes[rank], &err)) == LK_INPROGRESS) {
         wait_for(meshes[rank]);
     }

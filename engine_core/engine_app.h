@@ -25,6 +25,8 @@ typedef struct {
     engine_link_t handshake, events, wave;
     engine_link_t *inputs, *outputs; /* [n_frontends] */
     engine_link_scratch_t scratch;
+    roster_t roster;     /* of the newest INIT that was followed; before: every rank */
+    roster_t opened;     /* the executor is open for its place and n */
     engine_core_t *core; /* NULL until the first group epoch */
     uint64_t start_deadline_ns, beat_ns;
     int *status_fd;
@@ -41,6 +43,8 @@ void engine_enrol_on_rollcall(engine_app_t *app);
 void engine_enrol_fini(engine_app_t *app);
 
 /* engine_io.c */
+/* Opens the executor for the roster. */
+LK_MUST_USE lk_status_t engine_app_open_executor(engine_app_t *app, lk_error_t *err);
 LK_MUST_USE lk_status_t engine_app_make_core(engine_app_t *app, bool rejoin, lk_error_t *err);
 
 #endif

@@ -33,6 +33,7 @@ static lk_status_t make_group(engine_core_t *self, lk_error_t *err)
     self->group =
         group_new(&(group_config_t){.rank = config->rank,
                                     .size = config->dp_size,
+                                    .roster = config->roster.n > 0 ? &config->roster : NULL,
                                     .n_frontends = config->n_frontends,
                                     .group_epoch = config->group_epoch,
                                     .sync_interval = config->sync_interval,
@@ -51,11 +52,12 @@ static void note_held(engine_core_t *self)
     self->held_content = lk_hash64(&digest, sizeof digest, 0);
 }
 
-static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
+/* The executor's weights, and the session that brings new ones. */
+static lk_status_t make_session(engine_core_t *self, lk_error_t *err)
 {
     const engine_core_config_t *config = &self->config;
-    wte_context_t wte = {.dp_rank = config->rank,
-                         .dp_size = config->dp_size,
+    wte_context_t wte = {.dp_rank = config->roster.place,
+                         .dp_size = config->roster.n,
                          .ranks_per_replica = 1,
                          .env = config->env,
                          .no_progress_ns = config->transfer_timeout_ns,
@@ -63,17 +65,24 @@ static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
                          .nccl_library = config->nccl_library};
     self->sink = executor_sink(config->executor);
     CHECK(config->shadow == (self->sink.ops->prepare != NULL));
+    self->session = update_session_new(config->wte, &wte, &self->sink);
+    return self->session != NULL ? LK_OK : lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+}
+
+static lk_status_t make_parts(engine_core_t *self, lk_error_t *err)
+{
+    const engine_core_config_t *config = &self->config;
+    LK_RETURN_IF_ERROR(make_session(self, err));
     self->kv = kv_cache_new(config->num_blocks, config->block_size, config->enable_prefix_caching);
     if (self->kv != NULL) {
         self->scheduler = scheduler_new(&config->scheduler, self->kv, on_scheduler_output, self);
     }
-    self->session = update_session_new(config->wte, &wte, &self->sink);
     self->outbox = outbox_new(config->n_frontends);
     self->replies = reply_log_new(config->n_frontends);
     self->lives = calloc(config->n_frontends, sizeof *self->lives);
     self->tracks = calloc(config->n_frontends, sizeof *self->tracks);
-    if (self->scheduler == NULL || self->session == NULL || self->outbox == NULL ||
-        self->replies == NULL || self->lives == NULL || self->tracks == NULL) {
+    if (self->scheduler == NULL || self->outbox == NULL || self->replies == NULL ||
+        self->lives == NULL || self->tracks == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
     return LK_OK;
@@ -87,6 +96,9 @@ lk_status_t engine_core_new(const engine_core_config_t *config, engine_core_t **
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
     self->config = *config;
+    if (config->roster.n == 0) {
+        self->config.roster = roster_of_all(config->dp_size, config->rank);
+    }
     self->finish_status = LK_ERR_INTERNAL;
     lk_buf_init(&self->text, 1u << 20);
     lk_status_t status = version_labels_init(&self->labels)
@@ -101,7 +113,7 @@ lk_status_t engine_core_new(const engine_core_config_t *config, engine_core_t **
     }
     if (config->rejoin) {
         note_held(self);
-        group_form(self->group, config->group_epoch, config->weight_floor, true);
+        group_form(self->group, config->group_epoch, config->weight_floor, NULL, true);
     }
     engine_take_actions(self);
     *out = self;
@@ -231,16 +243,44 @@ void engine_left_text(const engine_core_t *self, char *out, size_t room)
              (unsigned long long)self->config.group_epoch, group_left_why(self->group));
 }
 
-void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor)
+void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor,
+                      const roster_t *roster)
 {
     engine_core_leave(self, -1, "a newer group epoch has begun");
     self->left = false;
     self->config.group_epoch = group_epoch;
     self->steps_before = self->steps;
+    if (roster != NULL) {
+        self->config.roster = *roster;
+        update_session_seat(self->session, roster->place, roster->n);
+    }
     note_held(self);
-    group_form(self->group, group_epoch, weight_floor, false);
-    LK_INFO("engine %u has entered group epoch %llu", self->config.rank,
-            (unsigned long long)group_epoch);
+    group_form(self->group, group_epoch, weight_floor, roster, false);
+    LK_INFO("engine %u has entered group epoch %llu: %u of %u ranks", self->config.rank,
+            (unsigned long long)group_epoch, self->config.roster.n, self->config.dp_size);
+}
+
+void engine_core_reload(engine_core_t *self, const roster_t *roster)
+{
+    CHECK(engine_lockstep(self) && self->left && !self->step_posted && !self->updating);
+    self->config.roster = *roster;
+    update_session_destroy(&self->session);
+    self->config.executor = NULL;
+    engine_announce_silence(self, true);
+}
+
+lk_status_t engine_core_reloaded(engine_core_t *self, executor_t *executor, lk_error_t *err)
+{
+    CHECK(self->session == NULL && scheduler_num_running(self->scheduler) == 0 &&
+          scheduler_num_waiting(self->scheduler) == 0);
+    self->config.executor = executor;
+    LK_RETURN_IF_ERROR(make_session(self, err));
+    (void)kv_cache_reset_prefixes(self->kv); /* of other weights, and in memory that is gone */
+    group_reload(self->group);
+    note_held(self);
+    self->content = 0;
+    engine_announce_silence(self, false);
+    return LK_OK;
 }
 
 uint64_t engine_core_group_epoch(const engine_core_t *self)

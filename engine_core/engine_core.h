@@ -36,7 +36,8 @@ typedef struct {
 } engine_host_t;
 
 typedef struct {
-    uint32_t rank, dp_size, n_frontends;
+    uint32_t rank, dp_size, n_frontends; /* rank, dp_size: of the cluster, whoever is a member */
+    roster_t roster;                     /* of group_epoch; n 0: every rank */
     uint64_t group_epoch;
     bool shadow;           /* --weight-swap shadow: the executor has two sets of weights */
     bool rejoin;           /* it joins a group that existed: group_epoch begins with join rounds */
@@ -89,9 +90,17 @@ void engine_core_leave(engine_core_t *self, int64_t lost, const char *why);
 /* NULL in a group; else why the last one is over: left by engine_core_leave, or because a
  * collective failed. */
 const char *engine_core_left(const engine_core_t *self);
-/* A new epoch begins, with the same ranks, front ends and all-reduce (which starts from round 0). A
- * group that is not left yet is left. */
-void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor);
+/* A new epoch begins, with the same front ends and all-reduce (which starts from round 0), and
+ * these members (NULL: the same). A group that is not left yet is left. */
+void engine_core_form(engine_core_t *self, uint64_t group_epoch, uint64_t weight_floor,
+                      const roster_t *roster);
+/* The executor is to be opened anew, for another share of the experts: nothing uses the old one, or
+ * its weights, from here on until engine_core_reloaded; only destroy and leave may come between.
+ * Outside a group, in lockstep. Who watches this process is told to be patient. */
+void engine_core_reload(engine_core_t *self, const roster_t *roster);
+/* With the new one, which holds what a process that starts would. LK_ERR_NO_MEMORY. */
+LK_MUST_USE lk_status_t engine_core_reloaded(engine_core_t *self, executor_t *executor,
+                                             lk_error_t *err);
 uint64_t engine_core_group_epoch(const engine_core_t *self);
 /* A front end's old life is over: its requests and outputs are dropped. */
 void engine_core_drop_frontend(engine_core_t *self, uint32_t frontend);

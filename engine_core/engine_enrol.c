@@ -48,7 +48,8 @@ static void say_hello(engine_app_t *app, const char *why)
                               .why = msg_str(why),
                               .weight_epoch = weight_epoch(app),
                               .heard_epoch = app->enrol.epoch,
-                              .revision = app->enrol.revision};
+                              .revision = app->enrol.revision,
+                              .members = app->roster.n};
     engine_link_send(&app->handshake, &app->scratch, &msg);
 }
 
@@ -144,23 +145,57 @@ static lk_status_t link_all(engine_app_t *app, lk_error_t *err)
 static lk_status_t connect_mesh(engine_app_t *app, lk_error_t *err)
 {
     const msg_init_t *init = &app->init.init;
-    const char **addresses = calloc(init->dp_size, sizeof *addresses);
-    if (addresses == NULL) {
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
+    const roster_t *roster = &app->roster;
+    const char *addresses[ROSTER_MAX];
+    for (uint32_t i = 0; i < roster->n; i++) {
+        addresses[i] = msg_cstr(init->mesh.items[i].text);
     }
-    for (size_t r = 0; r < init->dp_size; r++) {
-        addresses[r] = msg_cstr(init->mesh.items[r].text);
+    return mesh_connect_post(app->mesh, init->group_epoch, roster->n, roster->ranks, addresses,
+                             err);
+}
+
+/* Who watches a process that is not a member yet is to be patient, too. */
+static void announce_silence(engine_app_t *app, bool begins)
+{
+    msg_t msg = {.type = MSG_HEARTBEAT};
+    double ms = begins ? app->config->transfer_timeout_s * 1e3 : 0;
+    msg.heartbeat = (msg_heartbeat_t){MSG_ROLE_ENGINE, app->rank, (uint64_t)ms};
+    engine_link_send(&app->events, &app->scratch, &msg);
+}
+
+/* The experts of a rank that is gone for good are the others' from now on: each opens its executor
+ * anew for its share of them. */
+static lk_status_t follow_members(engine_app_t *app, lk_error_t *err)
+{
+    const roster_t *now = &app->roster, *was = &app->opened;
+    if (!app->setup.lockstep || (now->n == was->n && now->place == was->place)) {
+        return LK_OK;
     }
-    lk_status_t status =
-        mesh_connect_post(app->mesh, init->group_epoch, (uint32_t)init->dp_size, addresses, err);
-    free(addresses);
-    return status;
+    LK_INFO("the group has %u of %llu ranks: the weights are loaded anew", now->n,
+            (unsigned long long)app->config->data_parallel_size);
+    bool reloads = app->core != NULL;
+    if (reloads) {
+        engine_core_reload(app->core, now);
+    } else {
+        announce_silence(app, true);
+    }
+    uint32_t num_blocks = app->setup.num_blocks;
+    engine_setup_fini(&app->setup);
+    app->setup.sharing_ranks = 1; /* the others have their memory taken, or as good as */
+    LK_RETURN_IF_ERROR(engine_app_open_executor(app, err));
+    CHECKF(app->setup.num_blocks == num_blocks, "%u KV blocks, not %u", app->setup.num_blocks,
+           num_blocks);
+    if (reloads) {
+        return engine_core_reloaded(app->core, app->setup.executor, err);
+    }
+    announce_silence(app, false);
+    return LK_OK;
 }
 
 static lk_status_t form(engine_app_t *app, lk_error_t *err)
 {
     if (app->core != NULL) {
-        engine_core_form(app->core, app->enrol.epoch, app->init.init.weight_floor);
+        engine_core_form(app->core, app->enrol.epoch, app->init.init.weight_floor, &app->roster);
     } else {
         LK_RETURN_IF_ERROR(engine_app_make_core(app, app->enrol.epoch > 1, err));
         char text[32];
@@ -197,7 +232,8 @@ static void carry_out(engine_app_t *app, unsigned actions, int64_t lost, const c
         status = link_all(app, &err);
     }
     if (status == LK_OK && (actions & ENROL_CONNECT)) {
-        status = connect_mesh(app, &err);
+        status = follow_members(app, &err);
+        status = status == LK_OK ? connect_mesh(app, &err) : status;
     }
     if (status == LK_OK && (actions & ENROL_FORM)) {
         status = form(app, &err);
@@ -219,21 +255,26 @@ static void carry_out(engine_app_t *app, unsigned actions, int64_t lost, const c
 
 /* ---- what the coordinator says ---- */
 
-static lk_status_t check_init(const engine_app_t *app, const msg_init_t *init, lk_error_t *err)
+static lk_status_t check_init(const engine_app_t *app, const msg_init_t *init, roster_t *roster,
+                              lk_error_t *err)
 {
     bool changed = app->inputs != NULL && init->n_frontends != app->n_frontends;
-    if (init->dp_size != app->config->data_parallel_size || init->mesh.count != init->dp_size ||
-        init->n_frontends < 1 || init->n_frontends > GROUP_MAX_FRONTENDS || changed ||
+    if (init->n_frontends < 1 || init->n_frontends > GROUP_MAX_FRONTENDS || changed ||
         init->inputs.count != init->n_frontends || init->outputs.count != init->n_frontends) {
         return lk_error_set(err, LK_ERR_PEER,
-                            "INIT of the coordinator: %llu ranks with %zu addresses, %llu front "
-                            "ends with %zu and %zu do not fit --data-parallel-size %llu",
-                            (unsigned long long)init->dp_size, init->mesh.count,
+                            "INIT of the coordinator: %llu front ends with %zu and %zu addresses, "
+                            "as many are possible as there were at first, and at most %d",
                             (unsigned long long)init->n_frontends, init->inputs.count,
-                            init->outputs.count,
-                            (unsigned long long)app->config->data_parallel_size);
+                            init->outputs.count, (int)GROUP_MAX_FRONTENDS);
     }
-    return LK_OK;
+    return roster_of_init(init, (uint32_t)app->config->data_parallel_size, app->rank, roster, err);
+}
+
+static void lose(engine_app_t *app, int64_t lost, const char *why);
+
+static bool is_inside(const engine_app_t *app)
+{
+    return app->enrol.state == ENROL_CONNECTING || app->enrol.state == ENROL_MEMBER;
 }
 
 /* Owns *msg. */
@@ -247,9 +288,16 @@ static void on_init(engine_app_t *app, msg_t *msg)
         carry_out(app, enrol_on(&app->enrol, ENROL_ON_REFUSED, now_ns(app)), -1, why);
         return;
     }
-    if (check_init(app, &msg->init, &err) < 0) {
+    roster_t roster;
+    if (check_init(app, &msg->init, &roster, &err) < 0) {
         msg_fini(msg);
         end(app, &err);
+        return;
+    }
+    if (is_inside(app) && msg->init.group_epoch == app->enrol.epoch &&
+        !roster_equal(&roster, &app->roster)) {
+        msg_fini(msg);
+        lose(app, -1, "the coordinator knows other members of this group epoch");
         return;
     }
     unsigned actions =
@@ -257,6 +305,7 @@ static void on_init(engine_app_t *app, msg_t *msg)
     if (actions & (ENROL_CONNECT | ENROL_RELINK)) {
         msg_fini(&app->init);
         app->init = *msg;
+        app->roster = roster;
     } else {
         msg_fini(msg);
     }

@@ -60,6 +60,7 @@ lk_status_t engine_app_make_core(engine_app_t *app, bool rejoin, lk_error_t *err
     engine_core_config_t core = {
         .rank = app->rank,
         .dp_size = (uint32_t)c->data_parallel_size,
+        .roster = app->roster,
         .n_frontends = app->n_frontends,
         .group_epoch = app->init.init.group_epoch,
         .shadow = s->shadow,
@@ -96,18 +97,26 @@ lk_status_t engine_app_make_core(engine_app_t *app, bool rejoin, lk_error_t *err
     return engine_core_new(&core, &app->core, err);
 }
 
+lk_status_t engine_app_open_executor(engine_app_t *app, lk_error_t *err)
+{
+    ep_t ep = ep_local();
+    if (app->setup.lockstep) {
+        ep = mesh_ep(app->mesh);
+        ep.rank = app->roster.place; /* it is connected later */
+        ep.size = app->roster.n;
+    }
+    app->opened = app->roster;
+    return engine_setup_open(&app->setup, app->config, ep, err);
+}
+
 static lk_status_t start(engine_app_t *app, lk_error_t *err)
 {
     const lk_config_t *c = app->config;
     app->start_deadline_ns = lk_env_now_ns(app->env) + seconds_ns(c->handshake_timeout_s);
     LK_RETURN_IF_ERROR(engine_setup_check(c, &app->setup, err));
     LK_RETURN_IF_ERROR(mesh_new(app->rank, &app->mesh, err));
-    ep_t ep = ep_local();
-    if (app->setup.lockstep) {
-        ep = mesh_ep(app->mesh);
-        ep.size = (uint32_t)c->data_parallel_size; /* it is connected later */
-    }
-    LK_RETURN_IF_ERROR(engine_setup_open(&app->setup, c, ep, err));
+    app->roster = roster_of_all((uint32_t)c->data_parallel_size, app->rank);
+    LK_RETURN_IF_ERROR(engine_app_open_executor(app, err));
     return engine_enrol_start(app, err);
 }
 
@@ -180,7 +189,7 @@ static void wait_for_anything(engine_app_t *app)
 static bool turn(engine_app_t *app)
 {
     bool any = engine_enrol_turn(app);
-    if (app->core == NULL) {
+    if (app->core == NULL || app->ended.status != LK_OK) {
         return any;
     }
     any |= take_all_messages(app);
@@ -265,7 +274,7 @@ static int serve(engine_app_t *app)
         return 1;
     }
     LK_INFO("stops: %s", loop_stop_reason(app->loop));
-    if (app->core != NULL && engine_core_failed(app->core) == NULL) {
+    if (app->core != NULL && !has_failed(app)) {
         drain(app);
     }
     return 0;

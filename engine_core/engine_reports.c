@@ -305,12 +305,14 @@ msg_str_t engine_status_body(engine_core_t *self)
     const pause_t *pause = group_pause(self->group);
     lk_buf_clear(&self->text);
     lk_buf_printf(&self->text,
-                  "{\"rank\": %u, \"dp_size\": %u, \"lockstep\": %s, \"group_epoch\": %llu, "
+                  "{\"rank\": %u, \"dp_size\": %u, \"members\": %u, \"place\": %u, \"lockstep\": "
+                  "%s, \"group_epoch\": %llu, "
                   "\"steps\": %llu, \"dummy_steps\": %llu, \"round\": %llu, \"wave\": %llu, "
                   "\"run\": %s, \"paused\": %s, \"pause_state\": \"%s\", \"pause_epoch\": %llu, "
                   "\"paused_local\": %s, \"waiting\": %llu, \"running\": %llu, "
                   "\"kv_blocks_used\": %u, \"kv_blocks_total\": %u",
-                  self->config.rank, self->config.dp_size, self->config.lockstep ? "true" : "false",
+                  self->config.rank, self->config.dp_size, self->config.roster.n,
+                  self->config.roster.place, self->config.lockstep ? "true" : "false",
                   (unsigned long long)self->config.group_epoch, (unsigned long long)load.step,
                   (unsigned long long)load.dummy_steps, (unsigned long long)load.round,
                   (unsigned long long)load.wave, load.run ? "true" : "false",

@@ -4,6 +4,7 @@
 #include "proto/json_text.h"
 #include "transfer/backends/backends.h"
 #include "transfer/update_spec.h"
+#include "transfer/wte_fields.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@ struct update_session {
     weight_sink_t sink;
     packed_options_t packing; /* of the last init_info */
     packed_options_t packing_next;
+    int64_t announced; /* ranks that the init_info under way counts on; 0: it doesn't say */
 
     update_state_t state;
     update_verb_t posted; /* 0: none; else its outcome is still to come */
@@ -443,6 +445,26 @@ static lk_status_t parse_posted(update_session_t *self, update_verb_t verb, cons
     return LK_OK;
 }
 
+/* How many ranks a trainer that said so many believes that there are. */
+static int64_t announced_ranks(const json_t *init_info)
+{
+    int64_t world = wte_fields_int(init_info, "world_size", 0);
+    return world > 0 ? LK_MAX(world - wte_fields_int(init_info, "rank_offset", 1), 0) : 0;
+}
+
+/* A trainer that has not heard of a rank's removal waits for it, or is waited for. */
+static void say_who_is_here(const update_session_t *self, lk_error_t *err)
+{
+    int64_t here = (int64_t)self->ctx.dp_size * self->ctx.ranks_per_replica;
+    if (self->announced != 0 && self->announced != here) {
+        lk_error_t why = *err;
+        lk_error_set(err, why.status,
+                     "%.700s; init_info's world_size counts on %lld ranks, this cluster has %lld "
+                     "now",
+                     why.text, (long long)self->announced, (long long)here);
+    }
+}
+
 /* The visit ends: the configured engine goes on where it was. */
 static void leave_disk(update_session_t *self)
 {
@@ -469,6 +491,7 @@ static lk_status_t enter_init(update_session_t *self, update_spec_t *spec, lk_er
     self->engine = visit ? self->disk_engine : self->configured_engine;
     /* the older connection is gone either way */
     self->state = UPDATE_STATE_UNCONFIGURED;
+    self->announced = announced_ranks(spec->info);
     lk_status_t st = self->ops->init_post(self->engine, spec->info, &self->ctx, err);
     if (st >= 0) {
         self->packing_next = spec->packing;
@@ -588,7 +611,8 @@ static lk_status_t test_prepare(update_session_t *self, lk_error_t *err)
 lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
 {
     lk_status_t st = LK_OK;
-    if (self->state == UPDATE_STATE_INITIALISING) {
+    bool init = self->state == UPDATE_STATE_INITIALISING;
+    if (init) {
         st = self->ops->init_test(self->engine, err);
         if (st == LK_OK) {
             self->state = UPDATE_STATE_READY;
@@ -609,7 +633,11 @@ lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
     } else if (self->state == UPDATE_STATE_PREPARING) {
         st = test_prepare(self, err);
     }
-    return canceled_text(self, st, err);
+    st = canceled_text(self, st, err);
+    if (init && st < 0) {
+        say_who_is_here(self, err);
+    }
+    return st;
 }
 
 void update_session_prepare(update_session_t *self)
@@ -665,6 +693,14 @@ lk_status_t update_session_outcome(update_session_t *self, update_verb_t verb, b
         leave_disk(self);
     }
     return LK_OK;
+}
+
+void update_session_seat(update_session_t *self, uint32_t place, uint32_t n)
+{
+    CHECK(place < n && self->posted == 0);
+    self->ctx.dp_rank = place;
+    self->ctx.dp_size = n;
+    forget_checked(self); /* it may depend on the place */
 }
 
 void update_session_reset(update_session_t *self)

@@ -95,6 +95,10 @@ LK_MUST_USE lk_status_t update_session_outcome(update_session_t *self, update_ve
 bool update_init_is_visit(const char *spec, size_t spec_len);
 extern const char update_session_already_open[]; /* the text of that refusal */
 
+/* From now on this rank is at that place of so many: what an INIT is checked against and carried
+ * out with. Nothing is posted or open. */
+void update_session_seat(update_session_t *self, uint32_t place, uint32_t n);
+
 /* The group is over: whatever is posted or open ends, and the engine's connection with it. What was
  * touched stays so. */
 void update_session_reset(update_session_t *self);

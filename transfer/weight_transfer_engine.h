@@ -23,6 +23,8 @@
 
 /* Who I am in the group. Trainer is rank 0 of the transfer group. */
 typedef struct {
+    /* place among the members of the group epoch, and their number: after a rank was removed for
+     * good they differ from --data-parallel-rank and --data-parallel-size */
     uint32_t dp_rank, dp_size;
     uint32_t ranks_per_replica; /* 1 today */
     const lk_env_t *env;

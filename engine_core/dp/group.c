@@ -5,6 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+void group_seat(group_t *self, const roster_t *roster)
+{
+    self->roster = *roster;
+    self->config.rank = roster->place;
+    self->config.size = roster->n;
+}
+
 group_t *group_new(const group_config_t *config)
 {
     CHECK(config->size >= 1 && config->rank < config->size && config->sync_interval >= 1);
@@ -14,6 +21,9 @@ group_t *group_new(const group_config_t *config)
         return NULL;
     }
     self->config = *config;
+    self->config.roster = NULL;
+    roster_t all = roster_of_all(config->size, config->rank);
+    group_seat(self, config->roster != NULL ? config->roster : &all);
     pause_init(&self->pause);
     weight_state_init(&self->weights, config->shadow);
     self->done = calloc(config->n_frontends, sizeof *self->done);
@@ -28,7 +38,7 @@ group_t *group_new(const group_config_t *config)
         stream_init(&self->streams[f], config->shadow);
     }
     self->run = !config->lockstep;
-    if (config->rank == 0) {
+    if (self->config.rank == 0) {
         group_push(self, GROUP_ACT_REPORT, NULL);
     }
     return self;

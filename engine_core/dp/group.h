@@ -84,6 +84,7 @@
 #include "engine_core/dp/weight_state.h"
 #include "engine_core/pause/pause.h"
 #include "engine_core/dp/allreduce.h"
+#include "engine_core/dp/roster.h"
 
 #define GROUP_MAX_FRONTENDS ((ALLREDUCE_MAX_LEN - 8) / 5)
 #define GROUP_EPOCH_SKIP                                                                           \
@@ -95,7 +96,9 @@
 typedef struct group group_t;
 
 typedef struct {
+    /* This rank's place among the members of the epoch, and their number (roster.h). */
     uint32_t rank, size, n_frontends;
+    const roster_t *roster; /* who they are; NULL: ranks 0 to size - 1. Borrowed for group_new */
     uint64_t group_epoch;
     uint32_t sync_interval; /* K: steps between rounds of a running group; lockstep only */
     bool lockstep;
@@ -208,8 +211,12 @@ void group_update_done(group_t *self, const lk_error_t *result);
  * transfer; in lockstep it ends every request. No effect outside. */
 void group_leave(group_t *self, bool clean, const char *why);
 /* A new epoch: the join rounds are next. fresh: the rank was just started. weight_floor: newest
- * weight epoch that any rank ever reported; equal on all ranks. */
-void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool fresh);
+ * weight epoch that any rank ever reported; equal on all ranks. roster: its members; NULL: as
+ * before. */
+void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, const roster_t *roster,
+                bool fresh);
+/* Outside a group: from now on this rank holds what a process that was just started holds. */
+void group_reload(group_t *self);
 /* Neither outside nor in the join rounds. */
 bool group_is_member(const group_t *self);
 /* Why the last epoch is over; NULL for a member. */

@@ -383,8 +383,9 @@ lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
         return lk_error_set(err, LK_ERR_INTERNAL,
                             "group epoch %llu is broken: rank %u and its peers differ in round "
                             "%llu (own state %016llx)",
-                            (unsigned long long)self->config.group_epoch, self->config.rank,
-                            (unsigned long long)self->round, (unsigned long long)group_hash(self));
+                            (unsigned long long)self->config.group_epoch,
+                            group_name(self, self->config.rank), (unsigned long long)self->round,
+                            (unsigned long long)group_hash(self));
     }
     observed_t before = observe(self);
     bool beside = self->update.phase == UPDATE_BESIDE;

@@ -53,7 +53,8 @@ typedef struct {
 typedef enum { GROUP_MEMBER, GROUP_OUTSIDE, GROUP_JOINING, GROUP_LABEL } group_phase_t;
 
 struct group {
-    group_config_t config;
+    group_config_t config; /* rank and size are the roster's place and n */
+    roster_t roster;
 
     /* replicated */
     uint64_t round, wave;
@@ -93,6 +94,12 @@ struct group {
     char *taken_text;
 };
 
+/* The DP rank at a place, for texts. */
+static inline uint32_t group_name(const group_t *self, uint32_t place)
+{
+    return self->roster.ranks[place];
+}
+void group_seat(group_t *self, const roster_t *roster);
 group_action_t *group_push(group_t *self, group_act_t act, const char *text);
 /* No UPDATE is carried out or owed from now on. */
 void group_end_update(group_t *self);

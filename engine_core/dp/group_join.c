@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Four words of each rank; the vector has those of rank r from 4 * r on. */
+/* Four words of each rank; the vector has those of the rank at place r from 4 * r on. In this file
+ * a rank is a place among the members, but in texts. */
 enum { FACT_EPOCH, FACT_CONTENT, FACT_LABEL, FACT_FLAGS, N_FACTS };
 
 /* Bits of FACT_FLAGS; the upper half is the hash of what must be equal. */
@@ -73,9 +74,13 @@ void group_leave(group_t *self, bool clean, const char *why)
     }
 }
 
-void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool fresh)
+void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, const roster_t *roster,
+                bool fresh)
 {
     CHECK(group_epoch > self->config.group_epoch || fresh);
+    if (roster != NULL) {
+        group_seat(self, roster);
+    }
     self->config.group_epoch = group_epoch;
     self->phase = GROUP_JOINING;
     self->weight_floor = weight_floor;
@@ -85,6 +90,16 @@ void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool
     if (fresh) {
         self->run = false; /* until it is known whose weights are the newest */
     }
+}
+
+void group_reload(group_t *self)
+{
+    CHECK(self->phase == GROUP_OUTSIDE);
+    weight_state_init(&self->weights, self->config.shadow);
+    self->spoiled = self->undecided = self->held_apart = self->mixed = false;
+    self->behind = self->behind_here = false;
+    self->fresh = true;
+    self->run = false;
 }
 
 bool group_is_member(const group_t *self)
@@ -126,7 +141,9 @@ static uint64_t config_hash(const group_t *self)
     uint64_t words[] = {self->config.group_epoch,   self->config.size,
                         self->config.n_frontends,   self->config.lockstep,
                         self->config.sync_interval, self->weight_floor};
-    return lk_hash64(words, sizeof words, 0) >> 32;
+    uint64_t members =
+        lk_hash64(self->roster.ranks, self->roster.n * sizeof self->roster.ranks[0], 0);
+    return lk_hash64(words, sizeof words, members) >> 32;
 }
 
 size_t group_join_len(const group_t *self)
@@ -228,11 +245,11 @@ static const char *state_of(const findings_t *f, uint32_t rank)
 }
 
 /* "rank 0: weight epoch 3; rank 1: weight epoch 0, as loaded when it was started" */
-static void say_who_holds_what(const findings_t *f, lk_buf_t *out)
+static void say_who_holds_what(const group_t *self, const findings_t *f, lk_buf_t *out)
 {
     const uint32_t most = 8;
     for (uint32_t r = 0; r < f->size && r < most; r++) {
-        lk_buf_printf(out, "%srank %u: weight epoch %llu%s", r > 0 ? "; " : "", r,
+        lk_buf_printf(out, "%srank %u: weight epoch %llu%s", r > 0 ? "; " : "", group_name(self, r),
                       (unsigned long long)facts_of(f, r)[FACT_EPOCH], state_of(f, r));
     }
     if (f->size > most) {
@@ -246,7 +263,7 @@ static void say_update_needed(const group_t *self, const findings_t *f, char *ou
     lk_buf_init(&text, 0);
     lk_buf_printf(&text, "group epoch %llu was formed by ranks with different weights (",
                   (unsigned long long)self->config.group_epoch);
-    say_who_holds_what(f, &text);
+    say_who_holds_what(self, f, &text);
     if (f->reference < 0 && self->weight_floor == f->epoch) {
         lk_buf_printf(&text, "; nobody holds epoch %llu, the newest", (unsigned long long)f->epoch);
     }
@@ -307,7 +324,8 @@ static lk_status_t decide_facts(group_t *self, const uint64_t *v, lk_error_t *er
         if (facts[FACT_FLAGS] >> 32 != config_hash(self)) {
             return lk_error_set(err, LK_ERR_INTERNAL,
                                 "group epoch %llu: ranks %u and %u are set up differently",
-                                (unsigned long long)self->config.group_epoch, r, self->config.rank);
+                                (unsigned long long)self->config.group_epoch, group_name(self, r),
+                                group_name(self, self->config.rank));
         }
         same_label &= facts[FACT_LABEL] == facts_of(&f, 0)[FACT_LABEL];
     }
@@ -328,7 +346,7 @@ static lk_status_t decide_label(group_t *self, const uint64_t *v, lk_error_t *er
     memcpy(text, v, sizeof text);
     if (memchr(text, '\0', WEIGHT_LABEL_MAX + 1) == NULL) {
         return lk_error_set(err, LK_ERR_INTERNAL, "rank %u sent no weight label",
-                            self->label_owner);
+                            group_name(self, self->label_owner));
     }
     weight_state_relabel(&self->weights, text);
     joined(self);

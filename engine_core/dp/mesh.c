@@ -100,8 +100,10 @@ static void drop_peers(mesh_t *self)
         free(self->peers[r].exchanges[1].data);
     }
     free(self->peers);
+    free(self->members);
     self->peers = NULL;
-    self->size = 0;
+    self->members = NULL;
+    self->size = self->n = self->place = 0;
 }
 
 static void drop_pending(mesh_t *self)
@@ -239,7 +241,7 @@ void mesh_pump(mesh_t *self, uint32_t rank)
 
 static void send_hello(mesh_t *self, mesh_conn_t *conn)
 {
-    mesh_hello_t hello = {self->rank, self->size};
+    mesh_hello_t hello = {self->rank, self->n};
     mesh_header_t head = mesh_header(self, FRAME_HELLO, 0, 0, sizeof hello);
     mesh_conn_queue(conn, &head, &hello);
 }
@@ -279,24 +281,46 @@ static void try_connect(mesh_t *self, uint32_t rank)
     mesh_pump(self, rank);
 }
 
-lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t size,
-                              const char *const *addresses, lk_error_t *err)
+/* Takes over who is in the group; nothing is connected yet. */
+static lk_status_t set_members(mesh_t *self, uint32_t n, const uint32_t *ranks, lk_error_t *err)
 {
+    CHECK(n >= 1 && n <= EP_MAX_RANKS);
+    uint32_t size = 1 + (ranks != NULL ? ranks[n - 1] : n - 1);
     CHECK(self->rank < size && size <= EP_MAX_RANKS);
     mesh_peer_t *peers = calloc(size, sizeof *peers);
-    if (peers == NULL) {
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for %u ranks", size);
+    uint32_t *members = calloc(n, sizeof *members);
+    if (peers == NULL || members == NULL) {
+        free(peers);
+        free(members);
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "no memory for %u ranks", n);
     }
     drop_peers(self);
     self->peers = peers;
+    self->members = members;
     self->size = size;
+    self->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        members[i] = ranks != NULL ? ranks[i] : i;
+        CHECK(i == 0 || members[i] > members[i - 1]);
+        peers[members[i]].member = true;
+        self->place = members[i] == self->rank ? i : self->place;
+    }
+    CHECK(peers[self->rank].member);
+    return LK_OK;
+}
+
+lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t n, const uint32_t *ranks,
+                              const char *const *addresses, lk_error_t *err)
+{
+    LK_RETURN_IF_ERROR(set_members(self, n, ranks, err));
     self->epoch = group_epoch;
     self->joined = true;
     memset(&self->vote, 0, sizeof self->vote);
     memset(&self->ex, 0, sizeof self->ex);
-    for (uint32_t r = 0; r < self->rank; r++) {
-        snprintf(peers[r].address, sizeof peers[r].address, "%s", addresses[r]);
-        try_connect(self, r);
+    for (uint32_t i = 0; i < self->place; i++) {
+        mesh_peer_t *peer = &self->peers[self->members[i]];
+        snprintf(peer->address, sizeof peer->address, "%s", addresses[i]);
+        try_connect(self, self->members[i]);
     }
     return LK_OK;
 }
@@ -315,7 +339,8 @@ static bool place_pending(mesh_t *self, size_t i)
     }
     uint32_t rank = conn->hello.rank;
     forget_pending(self, i);
-    if (conn->epoch < self->epoch || rank >= self->size || rank <= self->rank) {
+    if (conn->epoch < self->epoch || rank >= self->size || rank <= self->rank ||
+        !self->peers[rank].member) {
         mesh_conn_destroy(&conn); /* an old group's, or one that should have waited for us */
         return true;
     }
@@ -324,9 +349,9 @@ static bool place_pending(mesh_t *self, size_t i)
         /* Whoever this is, the rank is here already, and its connection says when it goes. */
         LK_WARN("rank %u: a second connection as rank %u was closed", self->rank, rank);
         mesh_conn_destroy(&conn);
-    } else if (conn->hello.size != self->size) {
+    } else if (conn->hello.size != self->n) {
         mark_dead(self, rank, "knows a group of %u ranks, rank %u one of %u", conn->hello.size,
-                  self->rank, self->size);
+                  self->rank, self->n);
         mesh_conn_destroy(&conn);
     } else {
         conn->rank = (int)rank;
@@ -384,9 +409,10 @@ lk_status_t mesh_poll(mesh_t *self, lk_error_t *err)
     LK_RETURN_IF_ERROR(accept_all(self, err));
     read_pending(self);
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r < self->rank && self->peers[r].conn == NULL && !self->peers[r].dead) {
+        bool peer = mesh_is_peer(self, r);
+        if (peer && r < self->rank && self->peers[r].conn == NULL && !self->peers[r].dead) {
             try_connect(self, r);
-        } else if (r != self->rank) {
+        } else if (peer) {
             mesh_pump(self, r);
         }
     }
@@ -398,18 +424,18 @@ lk_status_t mesh_connect_test(mesh_t *self, lk_error_t *err)
     CHECKF(self->joined, "mesh_connect_post comes first");
     LK_RETURN_IF_ERROR(mesh_poll(self, err));
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r == self->rank) {
+        if (!mesh_is_peer(self, r)) {
             continue;
         }
         const mesh_conn_t *conn = self->peers[r].conn;
         if (is_unconnected(self, r) || mesh_conn_has_output(conn)) {
             return LK_INPROGRESS;
         }
-        if (conn->hello.rank != r || conn->hello.size != self->size || conn->epoch != self->epoch) {
+        if (conn->hello.rank != r || conn->hello.size != self->n || conn->epoch != self->epoch) {
             return lk_error_set(
                 err, LK_ERR_PEER,
                 "rank %u answers as rank %u of %u in group epoch %llu, expected %u in %llu", r,
-                conn->hello.rank, conn->hello.size, (unsigned long long)conn->epoch, self->size,
+                conn->hello.rank, conn->hello.size, (unsigned long long)conn->epoch, self->n,
                 (unsigned long long)self->epoch);
         }
     }
@@ -425,7 +451,7 @@ void mesh_list(const mesh_t *self, bool (*missing)(const mesh_t *self, uint32_t 
     CHECK(room > 0);
     out[0] = '\0';
     for (uint32_t r = 0; r < self->size && n < room; r++) {
-        if (r != self->rank && missing(self, r)) {
+        if (mesh_is_peer(self, r) && missing(self, r)) {
             n += (size_t)snprintf(out + n, room - n, "%s%u", n > 0 ? ", " : "", r);
         }
     }

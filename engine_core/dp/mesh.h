@@ -24,10 +24,12 @@ LK_MUST_USE lk_status_t mesh_new(uint32_t rank, mesh_t **out, lk_error_t *err);
 void mesh_destroy(mesh_t **self_p);
 const char *mesh_address(const mesh_t *self);
 
-/* Connects to every peer: higher ranks connect to lower ones. addresses[size], own entry ignored.
+/* Connects to every peer: higher ranks connect to lower ones. The group's n members are ranks[n],
+ * ascending, this one among them (NULL: 0 to n - 1); addresses[n] in that order, own entry ignored.
  */
-LK_MUST_USE lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t size,
-                                          const char *const *addresses, lk_error_t *err);
+LK_MUST_USE lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t n,
+                                          const uint32_t *ranks, const char *const *addresses,
+                                          lk_error_t *err);
 /* INPROGRESS until every pair is connected and has exchanged hellos; errors name the rank. */
 LK_MUST_USE lk_status_t mesh_connect_test(mesh_t *self, lk_error_t *err);
 /* Ranks not connected yet, as "1, 3". */
@@ -47,7 +49,8 @@ int64_t mesh_lost(const mesh_t *self);
 /* Ranks whose share of the posted exchange is missing, as "1, 3"; "" when none is posted. */
 void mesh_exchange_missing(const mesh_t *self, char *out, size_t room);
 
-/* Views on the mesh; valid as long as it lives and connected. */
+/* Views on the mesh; valid as long as it lives and connected. The exchange's buffers are in the
+ * order of the members: its rank and size are this rank's place, and their number. */
 allreduce_t mesh_allreduce(mesh_t *self);
 ep_t mesh_ep(mesh_t *self);
 

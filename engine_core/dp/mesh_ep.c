@@ -56,26 +56,27 @@ static lk_status_t ep_post(void *ctx, uint64_t tag, const ep_buf_t *send, lk_err
     mesh_t *self = ctx;
     CHECKF(!self->ex.posted, "an exchange is out already");
     LK_RETURN_IF_ERROR(mesh_any_dead(self, err));
-    for (uint32_t r = 0; r < self->size; r++) {
-        if (r != self->rank && send[r].len > MESH_MAX_EXCHANGE) {
+    for (uint32_t i = 0; i < self->n; i++) {
+        if (i != self->place && send[i].len > MESH_MAX_EXCHANGE) {
             return lk_error_set(err, LK_ERR_TOO_LARGE, "%zu bytes for rank %u, at most %llu",
-                                send[r].len, r, MESH_MAX_EXCHANGE);
+                                send[i].len, self->members[i], MESH_MAX_EXCHANGE);
         }
     }
     self->ex.posted = true;
     self->ex.tag = tag;
     self->stats.exchanges++;
-    for (uint32_t r = 0; r < self->size; r++) {
+    for (uint32_t i = 0; i < self->n; i++) {
+        uint32_t r = self->members[i];
         mesh_conn_t *conn = self->peers[r].conn;
-        if (r == self->rank) {
+        if (i == self->place) {
             continue;
         }
         CHECKF(conn != NULL && !conn->ex_active, "rank %u is not ready for an exchange", r);
-        conn->ex_head = mesh_header(self, FRAME_EXCHANGE, self->ex.seq, tag, send[r].len);
-        conn->ex_data = send[r].data;
+        conn->ex_head = mesh_header(self, FRAME_EXCHANGE, self->ex.seq, tag, send[i].len);
+        conn->ex_data = send[i].data;
         conn->ex_sent = 0;
         conn->ex_active = true;
-        self->stats.exchange_bytes += sizeof conn->ex_head + send[r].len;
+        self->stats.exchange_bytes += sizeof conn->ex_head + send[i].len;
         mesh_pump(self, r);
     }
     return LK_OK;
@@ -110,7 +111,7 @@ static lk_status_t ep_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
     lk_status_t all = LK_OK;
     CHECKF(self->ex.posted, "no exchange is out");
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r != self->rank) {
+        if (mesh_is_peer(self, r)) {
             lk_status_t one = test_peer(self, r, err);
             LK_RETURN_IF_ERROR(one);
             all = one == LK_INPROGRESS ? one : all;
@@ -119,9 +120,9 @@ static lk_status_t ep_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
     if (all != LK_OK) {
         return all;
     }
-    for (uint32_t r = 0; r < self->size; r++) {
-        const mesh_ex_slot_t *slot = &self->peers[r].exchanges[self->ex.seq & 1];
-        recv[r] = r == self->rank ? (ep_buf_t){NULL, 0} : (ep_buf_t){slot->data, slot->len};
+    for (uint32_t i = 0; i < self->n; i++) {
+        const mesh_ex_slot_t *slot = &self->peers[self->members[i]].exchanges[self->ex.seq & 1];
+        recv[i] = i == self->place ? (ep_buf_t){NULL, 0} : (ep_buf_t){slot->data, slot->len};
     }
     self->ex.posted = false;
     self->ex.seq++;
@@ -146,7 +147,7 @@ static void ep_abort(void *ctx)
         return;
     }
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r != self->rank && self->peers[r].conn != NULL) {
+        if (mesh_is_peer(self, r) && self->peers[r].conn != NULL) {
             mesh_conn_cancel_exchange(self->peers[r].conn);
         }
     }
@@ -158,5 +159,5 @@ static const ep_ops_t mesh_ep_ops = {ep_post, ep_test, ep_abort};
 
 ep_t mesh_ep(mesh_t *self)
 {
-    return (ep_t){&mesh_ep_ops, self, self->rank, self->size};
+    return (ep_t){&mesh_ep_ops, self, self->place, self->n};
 }

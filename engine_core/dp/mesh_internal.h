@@ -28,6 +28,7 @@ typedef struct {
     uint64_t length; /* bytes that follow */
 } mesh_header_t;
 
+/* The sender's rank, and how many members it knows. */
 typedef struct {
     uint32_t rank, size;
 } mesh_hello_t;
@@ -83,6 +84,7 @@ typedef struct {
 
 /* Two slots each, by the parity of round or exchange number: a peer may be one ahead. */
 typedef struct {
+    bool member;
     mesh_conn_t *conn;
     char address[112]; /* for another try to connect */
     bool dead;
@@ -93,12 +95,15 @@ typedef struct {
 } mesh_peer_t;
 
 struct mesh {
-    uint32_t rank, size;
+    uint32_t rank;
+    uint32_t size;     /* 1 + the highest rank of a member */
+    uint32_t n, place; /* members, and this rank's index among them */
+    uint32_t *members; /* [n] ranks, ascending */
     uint64_t epoch;
     bool joined; /* mesh_connect_post was called */
     int listen_fd;
     char address[112];
-    mesh_peer_t *peers; /* size; own entry unused */
+    mesh_peer_t *peers; /* [size] by rank; own entry and those of no member unused */
     mesh_conn_t *pending[MESH_MAX_PENDING];
     size_t n_pending;
     struct {
@@ -142,6 +147,10 @@ lk_status_t mesh_any_dead(const mesh_t *self, lk_error_t *err);
 /* "1, 3": ranks for which missing() says so. */
 void mesh_list(const mesh_t *self, bool (*missing)(const mesh_t *self, uint32_t rank), char *out,
                size_t room);
+static inline bool mesh_is_peer(const mesh_t *self, uint32_t rank)
+{
+    return rank != self->rank && self->peers[rank].member;
+}
 static inline mesh_header_t mesh_header(const mesh_t *self, mesh_frame_t kind, uint64_t seq,
                                         uint64_t tag, uint64_t length)
 {

@@ -63,7 +63,7 @@ static lk_status_t vote_post(void *ctx, uint64_t round, const uint64_t *vec, siz
     mesh_header_t head = mesh_header(self, FRAME_VOTE, round, 0, n * sizeof *vec);
     for (uint32_t r = 0; r < self->size; r++) {
         mesh_peer_t *peer = &self->peers[r];
-        if (r == self->rank) {
+        if (!mesh_is_peer(self, r)) {
             continue;
         }
         CHECKF(peer->conn != NULL, "not connected to rank %u", r);
@@ -82,7 +82,7 @@ static lk_status_t vote_test(void *ctx, uint64_t *out, lk_error_t *err)
     bool complete = true;
     CHECKF(self->vote.posted, "no vote is out");
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r == self->rank) {
+        if (!mesh_is_peer(self, r)) {
             continue;
         }
         if (!has_vote(self, r, round) || mesh_conn_has_output(self->peers[r].conn)) {
@@ -102,7 +102,7 @@ static lk_status_t vote_test(void *ctx, uint64_t *out, lk_error_t *err)
     }
     memcpy(out, self->vote.vec, self->vote.n * sizeof *out);
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r == self->rank) {
+        if (!mesh_is_peer(self, r)) {
             continue;
         }
         mesh_vote_slot_t *slot = slot_of(self, r, round);
@@ -121,7 +121,7 @@ static bool vote_peer_waiting(void *ctx, uint64_t round)
 {
     const mesh_t *self = ctx;
     for (uint32_t r = 0; r < self->size; r++) {
-        if (r != self->rank && has_vote(self, r, round)) {
+        if (mesh_is_peer(self, r) && has_vote(self, r, round)) {
             return true;
         }
     }
@@ -149,5 +149,5 @@ static const allreduce_ops_t vote_ops = {vote_post, vote_test, vote_peer_waiting
 
 allreduce_t mesh_allreduce(mesh_t *self)
 {
-    return (allreduce_t){&vote_ops, self, self->rank, self->size};
+    return (allreduce_t){&vote_ops, self, self->place, self->n};
 }

@@ -20,8 +20,8 @@ void test_mesh_connect(mesh_t **meshes, uint32_t size, uint64_t epoch)
         addresses[r] = mesh_address(meshes[r]);
     }
     for (uint32_t r = 0; r < size; r++) {
-        ck_assert_msg(mesh_connect_post(meshes[r], epoch, size, addresses, &err) == LK_OK, "%s",
-                      err.text);
+        ck_assert_msg(mesh_connect_post(meshes[r], epoch, size, NULL, addresses, &err) == LK_OK,
+                      "%s", err.text);
     }
     test_deadline_t deadline = test_deadline();
     for (uint32_t done = 0; done < size;) {

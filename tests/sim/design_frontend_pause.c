@@ -391,7 +391,13 @@ void group_leave(group_t *self, bool clean, const char *why)
     self->run = false;
 }
 
-void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, bool fresh)
+void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, const roster_t *roster,
+                bool fresh)
+{
+    CHECKF(false, "the old design forms no second group");
+}
+
+void group_reload(group_t *self)
 {
     CHECKF(false, "the old design forms no second group");
 }

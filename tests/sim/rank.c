@@ -92,7 +92,8 @@ static void say_hello(sim_rank_t *self, const char *why)
                               .why = msg_str(why),
                               .weight_epoch = sim_rank_weights(self),
                               .heard_epoch = self->enrol.epoch,
-                              .revision = self->enrol.revision};
+                              .revision = self->enrol.revision,
+                              .members = self->sim->o.ranks};
     send_msg(self, SIM_LINK_HANDSHAKE, sim_node_coord(), 0, &msg);
 }
 
@@ -189,7 +190,7 @@ static void form(sim_rank_t *self)
     sim_t *sim = self->sim;
     lk_error_t err = LK_ERROR_INIT;
     if (self->core != NULL) {
-        engine_core_form(self->core, self->enrol.epoch, self->weight_floor);
+        engine_core_form(self->core, self->enrol.epoch, self->weight_floor, NULL);
     } else if (open_core(self, &err) != LK_OK) {
         sim_fail(sim, "start", "engine %u can not start: %s", self->rank, err.text);
         return;

@@ -124,7 +124,9 @@ typedef struct {
 /* Number of ranks that receive weights. */
 LST_API lst_status_t lst_world_size(lst_t *lst, unsigned *ranks);
 /* Listens, tells the cluster where, and waits until every rank is connected; names those that are
- * missing. Again after a failed transfer. options NULL: all defaults. */
+ * missing. Again after a failed transfer. options NULL: all defaults. Each lst_init_* asks how many
+ * ranks there are: after one was lost for good the next init is all that a trainer has to do. While
+ * the cluster forms its group anew it waits for that, no_progress_s at most. */
 LST_API lst_status_t lst_init_tcp(lst_t *lst, const lst_tcp_options_t *options);
 /* The same through shared memory, for ranks on this host that run as the same user. The memory has
  * no name and goes with the last process that uses it. */

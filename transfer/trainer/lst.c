@@ -241,6 +241,19 @@ lst_status_t lst_world_size(lst_t *self, unsigned *ranks)
     return LST_OK;
 }
 
+#define FORMING_LOOK_MS 100
+
+lst_status_t lst_count_ranks(lst_t *self)
+{
+    uint64_t start = lk_env_now_ns(self->env);
+    lst_status_t st;
+    while ((st = lst_world_size(self, &self->n_ranks)) == LST_ERR_UNAVAILABLE &&
+           lk_env_now_ns(self->env) - start < self->no_progress_ns) {
+        (void)poll(NULL, 0, FORMING_LOOK_MS); /* nobody says when: it is asked again */
+    }
+    return st;
+}
+
 static void copy_text(char *out, size_t room, const json_t *object, const char *field)
 {
     const char *text = json_string_value(json_object_get(object, field));

@@ -34,6 +34,9 @@ struct lst {
 
 /* Sends the call and waits. Takes args (may be NULL). *reply: caller owns; reply may be NULL. */
 LK_MUST_USE lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply);
+/* How many ranks there are, before an init: lst_world_size, asked again while the group of engines
+ * is being formed anew, for as long as a transfer may make no progress. */
+lst_status_t lst_count_ranks(lst_t *self);
 /* Closes what was opened for ranks. */
 void lst_drop_ranks(lst_t *self);
 /* The descriptions of a caller's tensors, and their data. Caller frees *descs and *data. */

@@ -234,7 +234,7 @@ lst_status_t lst_init_nccl(lst_t *self, const lst_nccl_options_t *options)
 {
     static const lst_nccl_options_t defaults = {0};
     const lst_nccl_options_t *o = options != NULL ? options : &defaults;
-    lst_status_t asked = lst_world_size(self, &self->n_ranks);
+    lst_status_t asked = lst_count_ranks(self);
     if (asked != LST_OK) {
         return asked;
     }

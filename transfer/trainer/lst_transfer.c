@@ -145,7 +145,7 @@ lst_status_t lst_init_tcp(lst_t *self, const lst_tcp_options_t *options)
         return (lst_status_t)lk_error_set(&self->err, LK_ERR_INVALID, "connections: at most %u",
                                           TRANSFER_LANES_MAX);
     }
-    lst_status_t asked = lst_world_size(self, &self->n_ranks);
+    lst_status_t asked = lst_count_ranks(self);
     if (asked != LST_OK) {
         return asked;
     }
@@ -169,7 +169,7 @@ lst_status_t lst_init_shm(lst_t *self, const lst_shm_options_t *options)
 {
     static const lst_shm_options_t defaults = {0};
     const lst_shm_options_t *o = options != NULL ? options : &defaults;
-    lst_status_t asked = lst_world_size(self, &self->n_ranks);
+    lst_status_t asked = lst_count_ranks(self);
     if (asked != LST_OK) {
         return asked;
     }

@@ -803,7 +803,7 @@ void cc_form(cc_t *self, uint64_t weight_floor)
         if (self->executors[r] == NULL) {
             open_engine(self, r, weight_floor);
         } else {
-            engine_core_form(self->engines[r], self->group_epoch, weight_floor);
+            engine_core_form(self->engines[r], self->group_epoch, weight_floor, NULL);
         }
     }
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {

@@ -397,11 +397,11 @@ START_TEST(test_nobody_steps_before_it_has_joined)
                              .check = no_check};
     group_t *group = group_new(&config);
     ck_assert(group_run(group)); /* the first epoch of all has no join rounds */
-    group_form(group, 5, 0, true);
+    group_form(group, 5, 0, NULL, true);
     ck_assert(!group_run(group));
     group_leave(group, true, "rank 0 closed its mesh connection");
     ck_assert(!group_run(group));
-    group_form(group, 6, 0, false);
+    group_form(group, 6, 0, NULL, false);
     ck_assert(!group_run(group));
     group_destroy(&group);
 }

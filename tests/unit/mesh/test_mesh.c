@@ -61,7 +61,7 @@ static void open_rank_0(uint32_t size)
     const char *addresses[TEST_MESH_MAX] = {0};
     lk_error_t err = LK_ERROR_INIT;
     ck_ok(mesh_new(0, &meshes[0], &err));
-    ck_ok(mesh_connect_post(meshes[0], 5, size, addresses, &err));
+    ck_ok(mesh_connect_post(meshes[0], 5, size, NULL, addresses, &err));
 }
 
 /* A raw socket that plays rank 1 of 2. */
@@ -103,7 +103,7 @@ START_TEST(test_connect_in_any_order)
         for (uint32_t k = 0; k < SIZE; k++) {
             ck_ok(mesh_poll(meshes[k], &err));
         }
-        ck_ok(mesh_connect_post(meshes[r], 9, SIZE, addresses, &err));
+        ck_ok(mesh_connect_post(meshes[r], 9, SIZE, NULL, addresses, &err));
         if (r > 0) {
             ck_assert_int_eq(mesh_connect_test(meshes[r], &err), LK_INPROGRESS);
         }
@@ -228,7 +228,7 @@ START_TEST(test_hello_of_other_epochs)
     ck_assert_int_eq(mesh_connect_test(meshes[0], &err), LK_INPROGRESS);
     ck_assert_int_eq(recv(old, &byte, 1, 0), 0);
     ck_assert_int_eq(recv(fresh, &byte, 1, MSG_DONTWAIT), -1);
-    ck_ok(mesh_connect_post(meshes[0], 6, 2, addresses, &err));
+    ck_ok(mesh_connect_post(meshes[0], 6, 2, NULL, addresses, &err));
     ck_ok(mesh_connect_test(meshes[0], &err));
     mesh_header_t head;
     ck_assert_int_eq(recv(fresh, &head, sizeof head, MSG_WAITALL), sizeof head);
@@ -341,7 +341,7 @@ START_TEST(test_nobody_listens)
         "rank 0 has a bad address: mesh address 'tcp://x': expected unix:@NAME"};
     for (int i = 0; i < 2; i++) {
         ck_ok(mesh_new(1, &meshes[1], &err));
-        ck_ok(mesh_connect_post(meshes[1], 1, 2, addresses[i], &err));
+        ck_ok(mesh_connect_post(meshes[1], 1, 2, NULL, addresses[i], &err));
         ck_assert_int_eq(mesh_connect_test(meshes[1], &err), LK_ERR_PEER);
         ck_assert_str_eq(err.text, texts[i]);
         mesh_destroy(&meshes[1]);
