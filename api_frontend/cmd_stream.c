@@ -30,6 +30,7 @@ typedef struct command {
 } command_t;
 
 typedef struct {
+    bool removed;
     uint64_t seen; /* every command up to here was acknowledged */
     uint64_t sent; /* and sent up to here */
     uint64_t last_send_ns;
@@ -39,6 +40,7 @@ struct cmd_stream {
     const engine_client_config_t *config;
     const engine_client_ops_t *ops;
     uint64_t generation, last_number, group_epoch;
+    uint32_t n_members; /* ranks that are not removed */
     command_t *open;    /* numbered, oldest first */
     command_t *waiting; /* not numbered yet */
     unsigned depth;     /* callbacks may come back in; nothing is freed meanwhile */
@@ -79,6 +81,7 @@ cmd_stream_t *cmd_stream_new(const engine_client_config_t *config, const engine_
         self->config = config;
         self->ops = ops;
         self->generation = config->generation;
+        self->n_members = config->n_ranks;
     }
     return self;
 }
@@ -137,7 +140,7 @@ static void append(command_t **list, command_t *cmd)
 static bool everyone_saw(const cmd_stream_t *self, uint64_t number)
 {
     for (uint32_t r = 0; r < self->config->n_ranks; r++) {
-        if (self->links[r].seen < number) {
+        if (self->links[r].seen < number && !self->links[r].removed) {
             return false;
         }
     }
@@ -146,7 +149,7 @@ static bool everyone_saw(const cmd_stream_t *self, uint64_t number)
 
 static bool all_done(const cmd_stream_t *self, const command_t *cmd)
 {
-    return cmd->n_done == self->config->n_ranks;
+    return cmd->n_done == self->n_members;
 }
 
 /* A command is kept while a rank may need it again or an UPDATE still excludes others. */
@@ -192,6 +195,9 @@ static bool send_command(cmd_stream_t *self, uint32_t rank, const command_t *cmd
 static void send_unsent(cmd_stream_t *self, uint32_t rank)
 {
     link_t *link = &self->links[rank];
+    if (link->removed) {
+        return;
+    }
     link->last_send_ns = lk_env_now_ns(self->ops->env);
     for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
         if (cmd->number > link->sent) {
@@ -219,6 +225,9 @@ void cmd_stream_cancel_update(cmd_stream_t *self, uint64_t number, const char *w
         .why = {why, strlen(why)},
     };
     for (uint32_t r = 0; r < self->config->n_ranks; r++) {
+        if (self->links[r].removed) {
+            continue;
+        }
         /* Not queued: the probe of an expired UPDATE says it again. */
         (void)!self->ops->send_engine(self->ops->ctx, r, &msg, NULL);
     }
@@ -297,13 +306,15 @@ static void finish(cmd_stream_t *self, command_t *cmd, lk_status_t status, const
         return;
     }
     cmd->fn = NULL;
-    uint32_t n = self->config->n_ranks;
-    engine_answer_t *answers = calloc(n, sizeof *answers);
+    uint32_t n = 0;
+    engine_answer_t *answers = calloc(self->n_members, sizeof *answers);
     CHECKF(answers != NULL, "out of memory");
-    for (uint32_t r = 0; r < n; r++) {
+    for (uint32_t r = 0; r < self->config->n_ranks; r++) {
         const slot_t *s = &cmd->slots[r];
-        answers[r] = (engine_answer_t){s->done, s->status, s->text != NULL ? s->text : "",
-                                       s->body != NULL ? s->body : ""};
+        if (!self->links[r].removed) {
+            answers[n++] = (engine_answer_t){r, s->done, s->status, s->text != NULL ? s->text : "",
+                                             s->body != NULL ? s->body : ""};
+        }
     }
     engine_result_t result = {status, text, n, answers};
     lk_buf_t merged;
@@ -331,7 +342,7 @@ static void finish(cmd_stream_t *self, command_t *cmd, lk_status_t status, const
 void engine_result_merge(engine_result_t *result, lk_buf_t *text)
 {
     const engine_answer_t *a = result->answers;
-    size_t n = result->n_ranks, n_texts = 0;
+    size_t n = result->n_answers, n_texts = 0;
     const char *first = NULL;
     bool same_status = true, same_text = true;
     for (size_t r = 0; r < n; r++) {
@@ -347,7 +358,7 @@ void engine_result_merge(engine_result_t *result, lk_buf_t *text)
         result->status = LK_ERR_INTERNAL;
         lk_buf_str(text, "the ranks disagree about the outcome: ");
         for (size_t r = 0; r < n; r++) {
-            lk_buf_printf(text, "%srank %zu: %s%s%s", r > 0 ? "; " : "", r,
+            lk_buf_printf(text, "%srank %u: %s%s%s", r > 0 ? "; " : "", a[r].rank,
                           lk_status_name(a[r].status), a[r].text[0] != '\0' ? " " : "", a[r].text);
         }
     } else if (n_texts > 0 && same_text && n_texts == n) {
@@ -355,7 +366,8 @@ void engine_result_merge(engine_result_t *result, lk_buf_t *text)
     } else {
         for (size_t r = 0; r < n; r++) {
             if (a[r].text[0] != '\0') {
-                lk_buf_printf(text, "%srank %zu: %s", text->len > 0 ? "; " : "", r, a[r].text);
+                lk_buf_printf(text, "%srank %u: %s", text->len > 0 ? "; " : "", a[r].rank,
+                              a[r].text);
             }
         }
     }
@@ -391,10 +403,10 @@ void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeou
 
 bool cmd_stream_on_seen(cmd_stream_t *self, const msg_seen_t *seen)
 {
-    if (seen->generation != self->generation || seen->number > self->last_number) {
+    link_t *link = &self->links[seen->rank];
+    if (seen->generation != self->generation || seen->number > self->last_number || link->removed) {
         return false;
     }
-    link_t *link = &self->links[seen->rank];
     if (seen->number > link->seen) {
         link->seen = seen->number;
         link->sent = LK_MAX(link->sent, link->seen);
@@ -416,7 +428,7 @@ bool cmd_stream_on_done(cmd_stream_t *self, const msg_done_t *done)
 {
     if (done->generation != self->generation || done->number == 0 ||
         done->number > self->last_number || !lk_status_is_valid(done->status) ||
-        done->status == LK_INPROGRESS) {
+        done->status == LK_INPROGRESS || self->links[done->rank].removed) {
         return false;
     }
     link_t *link = &self->links[done->rank];
@@ -455,7 +467,7 @@ static void name_ranks(const cmd_stream_t *self, const command_t *cmd, bool seen
     size_t start = out->len;
     for (uint32_t r = 0; r < self->config->n_ranks; r++) {
         bool has_seen = self->links[r].seen >= cmd->number;
-        if (!cmd->slots[r].done && has_seen == seen) {
+        if (!self->links[r].removed && !cmd->slots[r].done && has_seen == seen) {
             lk_buf_printf(out, "%s%u", found++ > 0 ? ", " : "", r);
         }
     }
@@ -562,6 +574,9 @@ static command_t *find_expired(const cmd_stream_t *self, uint64_t now)
 /* Asks again for an answer that may have been lost. The rank has the command: no spec. */
 static void probe(cmd_stream_t *self, uint32_t rank)
 {
+    if (self->links[rank].removed) {
+        return;
+    }
     for (const command_t *cmd = self->open; cmd != NULL; cmd = cmd->next) {
         if (!cmd->slots[rank].done && cmd->number <= self->links[rank].seen &&
             (cmd->fn != NULL || cmd->desc.kind == CMD_UPDATE)) {
@@ -591,6 +606,9 @@ void cmd_stream_poll(cmd_stream_t *self)
     }
     for (uint32_t r = 0; r < self->config->n_ranks; r++) {
         uint64_t quiet = now - self->links[r].last_send_ns;
+        if (self->links[r].removed) {
+            continue;
+        }
         if (self->links[r].seen < self->last_number) {
             if (quiet >= ENGINE_CLIENT_RESEND_NS) {
                 send_again(self, r);
@@ -613,7 +631,9 @@ void cmd_stream_restart(cmd_stream_t *self, lk_status_t status, const char *text
     self->open = self->waiting = NULL;
     self->generation++;
     self->last_number = 0;
-    memset(self->links, 0, self->config->n_ranks * sizeof self->links[0]);
+    for (uint32_t r = 0; r < self->config->n_ranks; r++) {
+        self->links[r] = (link_t){.removed = self->links[r].removed};
+    }
     for (int i = 0; i < 2; i++) {
         for (command_t *cmd = lists[i]; cmd != NULL; cmd = cmd->next) {
             finish(self, cmd, status, text);
@@ -623,6 +643,13 @@ void cmd_stream_restart(cmd_stream_t *self, lk_status_t status, const char *text
     CHECK(self->depth == 0);
     free_list(self, lists[0]);
     free_list(self, lists[1]);
+}
+
+void cmd_stream_remove(cmd_stream_t *self, uint32_t rank)
+{
+    CHECK(self->open == NULL && self->waiting == NULL && !self->links[rank].removed);
+    self->links[rank].removed = true;
+    self->n_members--;
 }
 
 void cmd_stream_set_group_epoch(cmd_stream_t *self, uint64_t group_epoch)

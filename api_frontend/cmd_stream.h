@@ -43,6 +43,9 @@ void cmd_stream_poll(cmd_stream_t *self);
 /* Answers every open call and starts a new generation: the ranks forget the old one's commands, or
  * all apply them. */
 void cmd_stream_restart(cmd_stream_t *self, lk_status_t status, const char *text);
+/* The rank does not come back: nothing is sent to it, and nothing waits for it. Nothing may be
+ * open. */
+void cmd_stream_remove(cmd_stream_t *self, uint32_t rank);
 void cmd_stream_set_group_epoch(cmd_stream_t *self, uint64_t group_epoch);
 size_t cmd_stream_num_open(const cmd_stream_t *self);
 

@@ -22,6 +22,7 @@ typedef struct entry {
 typedef struct {
     entry_t *head;                        /* open requests */
     char *dead;                           /* why, or NULL */
+    char *removed;                        /* why it never comes back, or NULL */
     uint64_t dead_epoch;                  /* of the group when it died */
     uint64_t here_generation, here_epoch; /* of its newest HERE */
     msg_track_t track;                    /* of what it says on the output socket */
@@ -56,7 +57,7 @@ engine_client_t *engine_client_new(const engine_client_config_t *config,
     }
     self->config = *config;
     self->ops = *ops;
-    self->info.n_ranks = config->n_ranks;
+    self->info.n_ranks = self->info.n_members = config->n_ranks;
     self->info.lockstep = config->expert_parallel;
     self->n_buckets = 1024;
     self->buckets = calloc(self->n_buckets, sizeof self->buckets[0]);
@@ -85,6 +86,7 @@ void engine_client_destroy(engine_client_t **self_p)
             e = next;
         }
         free(self->ranks[r].dead);
+        free(self->ranks[r].removed);
     }
     free(self->closed);
     free(self->buckets);
@@ -189,6 +191,12 @@ lk_status_t engine_client_add(engine_client_t *self, const engine_request_t *req
     }
     if (self->info.lockstep && self->closed != NULL) {
         return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", self->closed);
+    }
+    const char *removed = request->rank >= 0 && request->rank < self->config.n_ranks
+                              ? self->ranks[request->rank].removed
+                              : NULL;
+    if (removed != NULL) {
+        return lk_error_set(err, LK_ERR_UNAVAILABLE, "%s", removed);
     }
     entry_t *e = calloc(1, sizeof *e);
     if (e == NULL) {
@@ -362,7 +370,8 @@ static bool is_whole(const engine_client_t *self)
     bool whole = self->info.serving && self->info.group_epoch > 0;
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
         const rank_t *rank = &self->ranks[r];
-        whole = whole && rank->dead == NULL && rank->here_epoch == self->info.group_epoch;
+        bool here = rank->dead == NULL && rank->here_epoch == self->info.group_epoch;
+        whole = whole && (here || rank->removed != NULL);
     }
     return whole;
 }
@@ -393,7 +402,7 @@ static void follow_epoch(engine_client_t *self, uint64_t epoch)
 
 static void set_dead(engine_client_t *self, uint32_t rank, const char *why)
 {
-    if (self->ranks[rank].dead != NULL) {
+    if (self->ranks[rank].dead != NULL || self->ranks[rank].removed != NULL) {
         return;
     }
     char text[512];
@@ -423,12 +432,33 @@ static void set_alive(engine_client_t *self, uint32_t rank)
     }
 }
 
+/* The launcher's word: the rank does not come back. What waits for it does not wait any more. */
+static void set_removed(engine_client_t *self, uint32_t rank, const char *why)
+{
+    if (self->ranks[rank].removed != NULL) {
+        return;
+    }
+    char text[512];
+    snprintf(text, sizeof text, "engine %u was removed: %s", rank, why);
+    LK_WARN("%s", text);
+    set_dead(self, rank, text); /* if it was not */
+    set_alive(self, rank);      /* among the dead it does not count */
+    self->ranks[rank].removed = strdup(text);
+    CHECKF(self->ranks[rank].removed != NULL, "out of memory");
+    self->ranks[rank].reported = false;
+    self->info.n_members--;
+    router_set_dead(&self->router, rank, true);
+    cmd_stream_remove(self->stream, rank);
+    utility_calls_remove(self->utilities, rank, text);
+}
+
 /* The rank has entered a group epoch; it may be a new process. */
 static void on_here(engine_client_t *self, const msg_engine_here_t *here)
 {
     uint32_t r = (uint32_t)here->rank;
     rank_t *rank = &self->ranks[r];
-    if (here->generation < rank->here_generation || here->group_epoch < rank->here_epoch) {
+    if (here->generation < rank->here_generation || here->group_epoch < rank->here_epoch ||
+        rank->removed != NULL) {
         return; /* an older life's */
     }
     bool news = here->generation > rank->here_generation || here->group_epoch > rank->here_epoch;
@@ -465,6 +495,7 @@ static void on_left(engine_client_t *self, const msg_left_t *left)
     self->ranks[left->rank].left_epoch = left->group_epoch;
     char text[512];
     bool lost = left->lost >= 0 && left->lost < (int64_t)self->config.n_ranks &&
+                self->ranks[left->lost].removed == NULL &&
                 self->ranks[left->lost].left_epoch < left->group_epoch;
     if (lost) {
         snprintf(text, sizeof text, "engine %u is lost (%s); the group is formed anew, try again",
@@ -488,9 +519,14 @@ const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank
     return rank < self->config.n_ranks ? self->ranks[rank].dead : NULL;
 }
 
+const char *engine_client_removed_reason(const engine_client_t *self, uint32_t rank)
+{
+    return rank < self->config.n_ranks ? self->ranks[rank].removed : NULL;
+}
+
 static void keep_load(engine_client_t *self, const msg_load_t *load)
 {
-    if (load->rank >= self->config.n_ranks) {
+    if (load->rank >= self->config.n_ranks || self->ranks[load->rank].removed != NULL) {
         return;
     }
     rank_t *r = &self->ranks[load->rank];
@@ -523,6 +559,12 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     engine_client_info_t *info = &self->info;
     if (stats->group_epoch < info->group_epoch) {
         return;
+    }
+    for (size_t i = 0; i < stats->removed.count; i++) {
+        const msg_removal_t *removal = &stats->removed.items[i];
+        if (removal->rank < self->config.n_ranks && info->n_members > 1) {
+            set_removed(self, (uint32_t)removal->rank, msg_cstr(removal->why));
+        }
     }
     follow_epoch(self, stats->group_epoch);
     bool served = info->serving;
@@ -629,6 +671,9 @@ static void beat(engine_client_t *self)
     }
     self->beat_ns = now;
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
+        if (self->ranks[r].removed != NULL) {
+            continue;
+        }
         msg_t msg = {.type = MSG_HEARTBEAT};
         msg.heartbeat = (msg_heartbeat_t){.role = MSG_ROLE_FRONTEND, .rank = self->config.client};
         (void)!self->ops.send_engine(self->ops.ctx, r, &msg, NULL); /* the next one is as good */

@@ -81,6 +81,7 @@ size_t engine_client_num_requests(const engine_client_t *self);
 /* ---- control calls and utilities ---- */
 
 typedef struct {
+    uint32_t rank;
     bool answered;
     lk_status_t status;
     const char *text; /* never NULL */
@@ -90,8 +91,8 @@ typedef struct {
 typedef struct {
     lk_status_t status; /* of the whole call */
     const char *text;   /* never NULL; "" when LK_OK */
-    size_t n_ranks;
-    const engine_answer_t *answers; /* per rank */
+    size_t n_answers;
+    const engine_answer_t *answers; /* one of each member, by rank */
 } engine_result_t;
 
 /* Called exactly once per call. Borrowed for the call. */
@@ -134,17 +135,23 @@ typedef struct {
     uint64_t weight_epoch; /* the newest of any rank, ever */
     uint64_t gates;        /* GATE_*: of any rank */
     uint64_t max_model_len, num_blocks, vocab_size;
-    uint32_t n_ranks, n_dead;
-    uint64_t dropped; /* messages that made no sense */
+    uint32_t n_ranks;   /* of the cluster, whoever is a member */
+    uint32_t n_members; /* ranks that are not removed */
+    uint32_t n_dead;    /* of them */
+    uint64_t dropped;   /* messages that made no sense */
 } engine_client_info_t;
 
 void engine_client_info(const engine_client_t *self, engine_client_info_t *out);
-/* The rank's newest report, or NULL when there is none yet. Valid until the next message. */
+/* The rank's newest report, or NULL when there is none yet, or no rank any more. Valid until the
+ * next message. */
 const msg_load_t *engine_client_load(const engine_client_t *self, uint32_t rank);
 /* Why control calls, in lockstep also requests, are refused until the group is formed anew; or
  * NULL. Valid until the next call. */
 const char *engine_client_closed_reason(const engine_client_t *self);
 /* Why the rank is dead, or NULL. Valid until the next call. */
 const char *engine_client_dead_reason(const engine_client_t *self, uint32_t rank);
+/* Why the rank was removed and does not come back, or NULL. Such a one counts as no member and is
+ * not dead: no command is sent to it and none waits for it. Valid until the next message. */
+const char *engine_client_removed_reason(const engine_client_t *self, uint32_t rank);
 
 #endif

@@ -51,6 +51,31 @@ static json_t *dead_list(const api_t *api, uint32_t n_ranks)
     return dead;
 }
 
+/* Those that the cluster goes on without. */
+static json_t *removed_list(const api_t *api, uint32_t n_ranks)
+{
+    json_t *removed = json_array();
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const char *why = engine_client_removed_reason(api->client, r);
+        if (why != NULL) {
+            json_array_append_new(removed,
+                                  json_pack("{s:I,s:s}", "rank", (json_int_t)r, "why", why));
+        }
+    }
+    return removed;
+}
+
+static json_t *member_list(const api_t *api, uint32_t n_ranks)
+{
+    json_t *members = json_array();
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        if (engine_client_removed_reason(api->client, r) == NULL) {
+            json_array_append_new(members, json_integer((json_int_t)r));
+        }
+    }
+    return members;
+}
+
 /* 200 whatever the pause and weight state is: only a dead engine needs a restart. */
 void api_handle_health(api_t *api, api_call_t *call)
 {
@@ -58,7 +83,11 @@ void api_handle_health(api_t *api, api_call_t *call)
     engine_client_info(api->client, &info);
     const char *state = api->draining ? "draining" : state_name(&info);
     if (info.n_dead == 0 && !(info.closed && info.lockstep)) {
-        api_call_ok(call, json_pack("{s:s,s:s}", "status", "ok", "state", state));
+        json_t *reply = json_pack("{s:s,s:s}", "status", "ok", "state", state);
+        if (info.n_members < info.n_ranks) {
+            json_object_set_new(reply, "removed", removed_list(api, info.n_ranks));
+        }
+        api_call_ok(call, reply);
         return;
     }
     json_t *dead = dead_list(api, info.n_ranks);
@@ -109,14 +138,14 @@ void api_handle_metrics(api_t *api, api_call_t *call)
 static json_t *engine_list(const engine_result_t *result)
 {
     json_t *engines = json_array();
-    for (size_t r = 0; r < result->n_ranks; r++) {
-        const engine_answer_t *a = &result->answers[r];
+    for (size_t i = 0; i < result->n_answers; i++) {
+        const engine_answer_t *a = &result->answers[i];
         json_t *row = a->status == LK_OK ? json_loads(a->body, 0, NULL) : NULL;
         if (!json_is_object(row)) {
             json_decref(row);
             row = json_pack("{s:s}", "error", a->text[0] != '\0' ? a->text : "no answer");
         }
-        json_object_set_new(row, "rank", json_integer((json_int_t)r));
+        json_object_set_new(row, "rank", json_integer(a->rank));
         json_array_append_new(engines, row);
     }
     return engines;
@@ -147,9 +176,10 @@ static void on_status(void *ctx, const engine_result_t *result)
                   "paused_admission", c->paused_admission));
     json_object_set_new(
         reply, "group",
-        json_pack("{s:I,s:I,s:I,s:I,s:o}", "group_epoch", (json_int_t)info.group_epoch, "wave",
-                  (json_int_t)info.wave, "round", (json_int_t)info.round, "num_blocks",
-                  (json_int_t)info.num_blocks, "dead", dead_list(api, info.n_ranks)));
+        json_pack("{s:I,s:I,s:I,s:I,s:o,s:o,s:o}", "group_epoch", (json_int_t)info.group_epoch,
+                  "wave", (json_int_t)info.wave, "round", (json_int_t)info.round, "num_blocks",
+                  (json_int_t)info.num_blocks, "dead", dead_list(api, info.n_ranks), "members",
+                  member_list(api, info.n_ranks), "removed", removed_list(api, info.n_ranks)));
     json_object_set_new(reply, "engines", engine_list(result));
     json_object_set_new(reply, "open_completions", json_integer((json_int_t)api->n_completions));
     api_call_ok(call, reply);

@@ -196,7 +196,7 @@ static void put_states(writer_t *w, const engine_client_t *client, uint32_t n_ra
     static const char waiting[] = "vllm:num_requests_waiting_by_reason";
     static const char sleep[] = "vllm:engine_sleep_state", gate[] = "lockstep:gate";
     static const char version[] = "lockstep:weight_version_info", up[] = "lockstep:engine_up";
-    static const char swap[] = "lockstep:weight_swap_info";
+    static const char swap[] = "lockstep:weight_swap_info", gone[] = "lockstep:engine_removed";
     put_head(w, waiting, "gauge",
              "Requests that wait, by reason: capacity, or deferred by a pause or a gate.");
     for (uint32_t r = 0; r < n_ranks; r++) {
@@ -241,9 +241,16 @@ static void put_states(writer_t *w, const engine_client_t *client, uint32_t n_ra
             put_sample(w, version, "engine", r, "version", msg_cstr(l->weight_version), 1);
         }
     }
-    put_head(w, up, "gauge", "0 when the engine is dead.");
+    put_head(w, up, "gauge", "0 when the engine is dead, or was removed.");
     for (uint32_t r = 0; r < n_ranks; r++) {
-        put_sample(w, up, "engine", r, NULL, NULL, engine_client_dead_reason(client, r) == NULL);
+        bool removed = engine_client_removed_reason(client, r) != NULL;
+        bool lives = engine_client_dead_reason(client, r) == NULL && !removed;
+        put_sample(w, up, "engine", r, NULL, NULL, lives);
+    }
+    put_head(w, gone, "gauge", "1 when the engine was removed and does not come back.");
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const char *why = engine_client_removed_reason(client, r);
+        put_sample(w, gone, "engine", r, why != NULL ? "why" : NULL, why, why != NULL);
     }
 }
 

@@ -24,16 +24,16 @@ static bool answer_failure(api_call_t *call, const engine_result_t *result)
 }
 
 /* The rank's own words as an object; NULL when it has none (or they are no object). */
-static json_t *body_of(const engine_result_t *result, size_t rank)
+static json_t *body_of(const engine_answer_t *answer)
 {
-    const char *text = result->answers[rank].body;
+    const char *text = answer->body;
     json_t *object = text[0] != '\0' ? json_loads(text, 0, NULL) : NULL;
     if (object != NULL && !json_is_object(object)) {
         json_decref(object);
         object = NULL;
     }
     if (object != NULL) {
-        json_object_set_new(object, "rank", json_integer((json_int_t)rank));
+        json_object_set_new(object, "rank", json_integer(answer->rank));
     }
     return object;
 }
@@ -42,8 +42,8 @@ static json_t *body_of(const engine_result_t *result, size_t rank)
 static json_t *with_ranks(json_t *reply, const engine_result_t *result)
 {
     json_t *ranks = json_array();
-    for (size_t r = 0; r < result->n_ranks; r++) {
-        json_t *body = body_of(result, r);
+    for (size_t i = 0; i < result->n_answers; i++) {
+        json_t *body = body_of(&result->answers[i]);
         if (body != NULL) {
             json_array_append_new(ranks, body);
         }
@@ -101,8 +101,8 @@ static bool every_rank(const engine_result_t *result, const char *field, bool *f
 {
     bool all = true;
     *found = true;
-    for (size_t r = 0; r < result->n_ranks; r++) {
-        json_t *body = body_of(result, r);
+    for (size_t i = 0; i < result->n_answers; i++) {
+        json_t *body = body_of(&result->answers[i]);
         const json_t *value = json_object_get(body, field);
         *found = *found && json_is_boolean(value);
         all = all && json_is_true(value);
@@ -232,9 +232,27 @@ static void update(api_t *api, api_call_t *call, update_verb_t verb, const char 
     lk_buf_fini(&spec);
 }
 
+/* Rank `rank_offset` + "rank" of the transfer group is DP rank "data_parallel_rank". */
+static void add_place(json_t *object, size_t place, uint32_t rank)
+{
+    json_object_set_new(object, "rank", json_integer((json_int_t)place));
+    json_object_set_new(object, "data_parallel_rank", json_integer(rank));
+}
+
 static void on_init(void *ctx, const engine_result_t *result)
 {
-    answer_message(ctx, result, "Weight transfer initialized");
+    if (answer_failure(ctx, result)) {
+        return;
+    }
+    json_t *ranks = json_array();
+    for (size_t i = 0; i < result->n_answers; i++) {
+        json_t *body = body_of(&result->answers[i]);
+        body = body != NULL ? body : json_object();
+        add_place(body, i, result->answers[i].rank);
+        json_array_append_new(ranks, body);
+    }
+    api_call_ok(ctx, json_pack("{s:s,s:I,s:o}", "message", "Weight transfer initialized",
+                               "world_size", (json_int_t)result->n_answers, "ranks", ranks));
 }
 
 void api_handle_init_weight_transfer_engine(api_t *api, api_call_t *call)
@@ -502,20 +520,21 @@ static void on_weight_info(void *ctx, const engine_result_t *result)
     json_t *ranks = json_array(), *version = NULL;
     bool consistent = result->status == LK_OK;
     size_t answered = 0;
-    for (size_t r = 0; r < result->n_ranks; r++) {
-        json_t *body = body_of(result, r);
-        if (body == NULL || result->answers[r].status < 0) {
+    for (size_t i = 0; i < result->n_answers; i++) {
+        const engine_answer_t *answer = &result->answers[i];
+        json_t *body = body_of(answer);
+        if (body == NULL || answer->status < 0) {
             json_decref(body);
-            const char *text = result->answers[r].text;
-            body = json_pack("{s:I,s:s,s:s}", "rank", (json_int_t)r, "state", "unreachable",
-                             "error", text[0] != '\0' ? text : "no answer");
+            const char *text = answer->text;
+            body = json_pack("{s:I,s:s,s:s}", "rank", (json_int_t)answer->rank, "state",
+                             "unreachable", "error", text[0] != '\0' ? text : "no answer");
             consistent = false;
         } else {
             answered++;
             if (version == NULL) {
                 version = json_object_get(body, "version");
             }
-            const json_t *first = r > 0 ? json_array_get(ranks, 0) : body;
+            const json_t *first = i > 0 ? json_array_get(ranks, 0) : body;
             consistent = consistent && same_weights(first, body);
         }
         json_array_append_new(ranks, body);
@@ -548,11 +567,23 @@ void api_handle_get_world_size(api_t *api, api_call_t *call)
     }
     engine_client_info_t info;
     engine_client_info(api->client, &info);
-    json_int_t n = include_dp ? (json_int_t)info.n_ranks : 1;
+    const lk_config_t *c = api->config;
+    const char *closed = engine_client_closed_reason(api->client);
+    if (closed != NULL && c->data_parallel_min_size != 0 &&
+        c->data_parallel_min_size < info.n_members) {
+        api_call_fail(call, LK_ERR_UNAVAILABLE, NULL, closed); /* it may be smaller in a moment */
+        return;
+    }
     /* a worker's rank in a transfer group is rank_offset plus this */
     json_t *ranks = json_array();
-    for (json_int_t r = 0; r < n; r++) {
-        json_array_append_new(ranks, json_pack("{s:I,s:I}", "rank", r, "data_parallel_rank", r));
+    for (uint32_t r = 0; r < info.n_ranks; r++) {
+        size_t place = json_array_size(ranks);
+        if (engine_client_removed_reason(api->client, r) == NULL && (include_dp || place == 0)) {
+            json_t *row = json_object();
+            add_place(row, place, r);
+            json_array_append_new(ranks, row);
+        }
     }
-    api_call_ok(call, json_pack("{s:I,s:o}", "world_size", n, "ranks", ranks));
+    api_call_ok(call, json_pack("{s:I,s:o}", "world_size", (json_int_t)json_array_size(ranks),
+                                "ranks", ranks));
 }

@@ -26,8 +26,8 @@ typedef struct {
     uint64_t in_flight;
     uint64_t waiting, running;
     double kv_usage; /* 0 to 1 */
-    bool dead;
-    bool avoided; /* it refuses requests for now */
+    bool dead;       /* for now, or for good */
+    bool avoided;    /* it refuses requests for now */
 } router_rank_t;
 
 typedef struct {

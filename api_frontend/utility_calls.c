@@ -25,6 +25,7 @@ struct utility_calls {
     const engine_client_config_t *config;
     const engine_client_ops_t *ops;
     uint64_t last_id;
+    bool *removed; /* [n_ranks] */
     call_t *calls;
 };
 
@@ -33,6 +34,11 @@ utility_calls_t *utility_calls_new(const engine_client_config_t *config,
 {
     utility_calls_t *self = calloc(1, sizeof *self);
     if (self != NULL) {
+        self->removed = calloc(config->n_ranks, sizeof *self->removed);
+        if (self->removed == NULL) {
+            free(self);
+            return NULL;
+        }
         self->config = config;
         self->ops = ops;
         /* replies to an earlier life must not match */
@@ -60,6 +66,7 @@ void utility_calls_destroy(utility_calls_t **self_p)
         call_free(*self_p, call);
         call = next;
     }
+    free((*self_p)->removed);
     free(*self_p);
     *self_p = NULL;
 }
@@ -94,12 +101,16 @@ static void finish(utility_calls_t *self, call_t *call)
     uint32_t n = self->config->n_ranks;
     engine_answer_t *answers = calloc(n, sizeof *answers);
     CHECKF(answers != NULL, "out of memory");
-    engine_result_t result = {LK_OK, "", n, answers};
+    engine_result_t result = {LK_OK, "", 0, answers};
     char text[LK_ERROR_TEXT_MAX];
     for (uint32_t r = 0; r < n; r++) {
         const slot_t *s = &call->slots[r];
-        answers[r] = (engine_answer_t){s->answered, s->status, s->text != NULL ? s->text : "",
-                                       s->body != NULL ? s->body : ""};
+        if (self->removed[r]) {
+            continue;
+        }
+        answers[result.n_answers++] =
+            (engine_answer_t){r, s->answered, s->status, s->text != NULL ? s->text : "",
+                              s->body != NULL ? s->body : ""};
         if (s->status < 0 && result.status == LK_OK) {
             result.status = s->status;
             snprintf(text, sizeof text, "rank %u: %s", r,
@@ -136,7 +147,7 @@ void utility_calls_call(utility_calls_t *self, const char *const *dead_reasons, 
     };
     for (uint32_t r = 0; r < n; r++) {
         lk_error_t err = LK_ERROR_INIT;
-        const char *why = dead_reasons[r];
+        const char *why = self->removed[r] ? "removed" : dead_reasons[r];
         lk_status_t status = LK_ERR_UNAVAILABLE;
         if (why == NULL) {
             status = self->ops->send_engine(self->ops->ctx, r, &msg, &err);
@@ -191,6 +202,12 @@ void utility_calls_on_dead(utility_calls_t *self, uint32_t rank, const char *rea
     while ((call = fill(self, rank, reason)) != NULL) {
         finish(self, call);
     }
+}
+
+void utility_calls_remove(utility_calls_t *self, uint32_t rank, const char *reason)
+{
+    utility_calls_on_dead(self, rank, reason);
+    self->removed[rank] = true;
 }
 
 static call_t *find_expired(utility_calls_t *self, uint64_t now)

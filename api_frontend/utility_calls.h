@@ -19,6 +19,8 @@ void utility_calls_call(utility_calls_t *self, const char *const *dead_reasons, 
 /* False for a call that nobody waits for (late: not an error) */
 bool utility_calls_on_reply(utility_calls_t *self, const msg_utility_reply_t *reply);
 void utility_calls_on_dead(utility_calls_t *self, uint32_t rank, const char *reason);
+/* The rank does not come back: it is asked no more, and has no place in answers. */
+void utility_calls_remove(utility_calls_t *self, uint32_t rank, const char *reason);
 void utility_calls_poll(utility_calls_t *self);
 size_t utility_calls_num_open(const utility_calls_t *self);
 

@@ -118,8 +118,6 @@ void child_pin(child_t *child, const char *flag, const char *value)
     snprintf(child->own[i + 1], sizeof child->own[i + 1], "%s", value);
 }
 
-/* ---- supervising ---- */
-
 /* "killed by signal 9 (Killed)", or its own words. */
 static void describe_end(const children_t *self, const child_t *child, char *out, size_t room)
 {
@@ -134,6 +132,78 @@ static void describe_end(const children_t *self, const child_t *child, char *out
     }
 }
 
+/* ---- removal (docs/MEMBERSHIP.md) ---- */
+
+static uint64_t engines_left(const children_t *self)
+{
+    uint64_t n = 0;
+    for (size_t i = 0; i < self->n; i++) {
+        n += self->items[i].kind == CHILD_ENGINE && !self->items[i].removed;
+    }
+    return n;
+}
+
+/* True if the cluster goes on without this engine. Else *left says why not; "" if it never does. */
+static bool may_remove(const children_t *self, const child_t *child, char *left, size_t room)
+{
+    const lk_config_t *c = self->config;
+    uint64_t min = c->data_parallel_min_size, after = engines_left(self) - 1;
+    bool shrinks = min != 0 && min < c->data_parallel_size;
+    left[0] = '\0';
+    if (!self->supervised || child->kind != CHILD_ENGINE || !shrinks) {
+        return false;
+    }
+    if (after < min) {
+        snprintf(left, room, "; %llu ranks would be left, fewer than --data-parallel-min-size %llu",
+                 (unsigned long long)after, (unsigned long long)min);
+    }
+    return after >= min;
+}
+
+static void tell_removed(const child_t *coordinator, const child_t *engine)
+{
+    char line[SPAWN_LINE_MAX];
+    snprintf(line, sizeof line, "removed %llu %s", (unsigned long long)engine->index,
+             engine->removed_why);
+    if (!spawn_tell(&coordinator->spawn, line)) {
+        /* it has ended, or is stopped and will be killed: its next life is started with the list */
+        LK_WARN("%s does not hear that %s is removed", coordinator->spawn.name, engine->spawn.name);
+    }
+}
+
+/* So that a life that begins knows of all; the lines that follow say why. */
+static void pin_removed(children_t *self, child_t *coordinator)
+{
+    char list[SPAWN_LINE_MAX] = "";
+    size_t n = 0;
+    for (size_t i = 0; i < self->n; i++) {
+        if (self->items[i].removed) {
+            n += (size_t)snprintf(list + n, sizeof list - n, "%s%llu", n > 0 ? "," : "",
+                                  (unsigned long long)self->items[i].index);
+        }
+    }
+    CHECK(n < sizeof list);
+    if (n > 0) {
+        child_pin(coordinator, "--removed-ranks", list);
+    }
+}
+
+static void remove_engine(children_t *self, child_t *child, const char *why)
+{
+    child->removed = true;
+    snprintf(child->removed_why, sizeof child->removed_why, "%s", why);
+    LK_ERROR("%s is removed: %s; %llu ranks go on", child->spawn.name, why,
+             (unsigned long long)engines_left(self));
+    for (size_t i = 0; i < self->n; i++) {
+        if (self->items[i].kind == CHILD_COORDINATOR) {
+            pin_removed(self, &self->items[i]);
+            tell_removed(&self->items[i], child);
+        }
+    }
+}
+
+/* ---- supervising ---- */
+
 /* It has ended. */
 static lk_status_t replace(children_t *self, child_t *child, lk_error_t *err)
 {
@@ -144,10 +214,15 @@ static lk_status_t replace(children_t *self, child_t *child, lk_error_t *err)
         return lk_error_set(err, LK_ERR_PEER, "%s ended: %s", name, how);
     }
     if (child->restarts >= self->config->engine_restarts) {
+        char left[128];
+        if (may_remove(self, child, left, sizeof left)) {
+            remove_engine(self, child, how);
+            return LK_OK;
+        }
         return lk_error_set(err, LK_ERR_PEER,
                             "%s ended: %s; it was started again %llu times, as often as "
-                            "--engine-restarts allows",
-                            name, how, (unsigned long long)child->restarts);
+                            "--engine-restarts allows%s",
+                            name, how, (unsigned long long)child->restarts, left);
     }
     child->restarts++;
     child->generation++;
@@ -156,7 +231,28 @@ static lk_status_t replace(children_t *self, child_t *child, lk_error_t *err)
              (unsigned long long)self->config->engine_restarts);
     spawn_fini(&child->spawn);
     child->spawn = SPAWN_INIT;
-    return launch(self, child, err);
+    LK_RETURN_IF_ERROR(launch(self, child, err));
+    for (size_t i = 0; child->kind == CHILD_COORDINATOR && i < self->n; i++) {
+        if (self->items[i].removed) {
+            tell_removed(child, &self->items[i]);
+        }
+    }
+    return LK_OK;
+}
+
+/* A later life of it can not start: its next one couldn't, either. */
+static lk_status_t give_up(children_t *self, child_t *child, lk_error_t *err)
+{
+    char left[128];
+    if (!may_remove(self, child, left, sizeof left)) {
+        lk_error_t why = *err;
+        return lk_error_set(err, why.status, "%.800s%s", why.text, left);
+    }
+    child->restarts = self->config->engine_restarts;
+    spawn_kill(&child->spawn, SIGKILL);
+    spawn_kill(&child->spawn, SIGCONT);
+    remove_engine(self, child, err->text);
+    return LK_OK;
 }
 
 /* What it says. An error: it can not start. */
@@ -214,15 +310,19 @@ lk_status_t children_check(children_t *self, lk_error_t *err)
 {
     for (size_t i = 0; i < self->n; i++) {
         child_t *child = &self->items[i];
-        lk_status_t said = listen_to(self, child, err);
+        lk_status_t said = child->removed ? LK_OK : listen_to(self, child, err);
         lk_error_t reap_err;
         lk_status_t ended = spawn_reap(&child->spawn, &reap_err);
         if (ended < 0) {
             *err = reap_err;
             return ended;
         }
+        if (child->removed) {
+            continue;
+        }
         if (said < 0) { /* before it was ready: a defect that its next life would have, too */
-            return said;
+            LK_RETURN_IF_ERROR(give_up(self, child, err));
+            continue;
         }
         if (ended == LK_OK) {
             LK_RETURN_IF_ERROR(replace(self, child, err));
@@ -241,13 +341,13 @@ void children_wait(children_t *self)
     uint64_t half = seconds_ns(self->config->dead_after_s) / 2;
     for (size_t i = 0; i < self->n; i++) {
         const child_t *child = &self->items[i];
-        if (child->spawn.status_fd >= 0) {
+        if (child->spawn.status_fd >= 0 && !child->removed) {
             fds[n++] = (struct pollfd){.fd = child->spawn.status_fd, .events = POLLIN};
         }
         if (!child->spawn.reaped && child->spawn.pid_fd >= 0) {
             fds[n++] = (struct pollfd){.fd = child->spawn.pid_fd, .events = POLLIN};
         }
-        if (self->supervised && child->greeted && !child->killed) {
+        if (self->supervised && child->greeted && !child->killed && !child->removed) {
             uint64_t end = silence_ns(self, child);
             uint64_t look = now > end - half ? now + CPU_WATCH_NS / 2 : end - half;
             until = LK_MIN(until, look);

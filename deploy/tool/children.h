@@ -2,8 +2,10 @@
  * children.h: the processes of one node and their supervision (docs/MEMBERSHIP.md): a process that
  * ends, or is silent for --heartbeat-timeout (a stopped one, say: it is killed; one that computes
  * gets CPU_WATCH_PATIENCE times as long), is started again as a higher generation,
- * --engine-restarts times each. Then, or when one can not start, everything ends, by name. Before
- * the cluster was ready for the first time nothing is started again.
+ * --engine-restarts times each. Then, or when one can not start, everything ends, by name; but an
+ * engine is removed for good, and the others go on, if --data-parallel-min-size ranks are left. The
+ * coordinator is told (spawn_tell), each later life of it by --removed-ranks. Before the cluster
+ * was ready for the first time nothing is started again.
  */
 #ifndef LK_DEPLOY_TOOL_CHILDREN_H
 #define LK_DEPLOY_TOOL_CHILDREN_H
@@ -25,7 +27,9 @@ typedef struct {
     uint64_t index, generation, restarts;
     uint64_t started_ns, heard_ns, quiet_until_ns;
     cpu_watch_t cpu;
-    bool killed;                                /* by us: it was silent */
+    bool killed;  /* by us: it was silent */
+    bool removed; /* it has ended for good; the others go on */
+    char removed_why[192];
     bool greeted;                               /* its ready line was taken */
     char own[CHILDREN_MAX_OWN][SPAWN_LINE_MAX]; /* flag, value, ...; "" ends them */
 } child_t;

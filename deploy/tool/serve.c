@@ -89,6 +89,12 @@ static lk_status_t check_config(const serve_t *s, lk_error_t *err)
         return lk_error_set(err, LK_ERR_NOT_FOUND,
                             "%s is no checkpoint directory: there is no config.json", c->model);
     }
+    if (c->data_parallel_min_size > c->data_parallel_size) {
+        return lk_error_set(err, LK_ERR_INVALID,
+                            "--data-parallel-min-size %llu: --data-parallel-size is %llu",
+                            (unsigned long long)c->data_parallel_min_size,
+                            (unsigned long long)c->data_parallel_size);
+    }
     if (strcmp(c->device, "cuda") == 0) {
         return lk_error_set(err, LK_ERR_UNSUPPORTED,
                             "--device cuda is not implemented; use cpu or null");

@@ -71,6 +71,16 @@ static void print_ranks(const json_t *weights, const json_t *info)
     }
 }
 
+static void print_removed(const json_t *info)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(json_object_get(json_object_get(info, "group"), "removed"), i, row)
+    {
+        printf("%-4lld %-12s %s\n", number(row, "rank"), "removed", text(row, "why"));
+    }
+}
+
 int tool_status(int argc, char **argv)
 {
     const char *url = "http://127.0.0.1:8000", *key = NULL;
@@ -96,6 +106,7 @@ int tool_status(int argc, char **argv)
                json_is_true(json_object_get(paused, "is_paused")) ? "PAUSED" : "running",
                text(info, "trainer_endpoint"));
         print_ranks(weights, info);
+        print_removed(info);
         rc = 0;
     }
     json_decref(info);

@@ -23,7 +23,7 @@ static void on_result(void *ctx, const engine_result_t *result)
     o->calls++;
     o->status = result->status;
     snprintf(o->text, sizeof o->text, "%s", result->text);
-    for (size_t r = 0; r < result->n_ranks && r < FG_MAX_RANKS; r++) {
+    for (size_t r = 0; r < result->n_answers && r < FG_MAX_RANKS; r++) {
         snprintf(o->bodies[r], sizeof o->bodies[r], "%s", result->answers[r].body);
     }
 }
