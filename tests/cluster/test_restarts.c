@@ -115,6 +115,14 @@ static void expect_serves(world_t *w, int rank)
     json_decref(reply);
 }
 
+static bool says_dirty(void *ctx)
+{
+    json_t *health = cluster_call(ctx, "GET", "/health", NULL, 200, NULL);
+    bool yes = strcmp(json_text_at(health, "state"), "dirty") == 0;
+    json_decref(health);
+    return yes;
+}
+
 /* Expert parallel: everybody waits for an update, and it is said who holds what. */
 START_TEST(others_are_newer)
 {
@@ -136,9 +144,8 @@ START_TEST(others_are_newer)
     ck_assert_int_eq(json_int_at(info, "ranks.1.epoch"), 0);
     ck_assert_ptr_nonnull(strstr(json_text_at(info, "ranks.1.dirty_reason"), "group epoch 2"));
     json_decref(info);
-    json_t *health = cluster_call(&w.c, "GET", "/health", NULL, 200, NULL);
-    ck_assert_str_eq(json_text_at(health, "state"), "dirty");
-    json_decref(health);
+    /* it is what the coordinator last heard of the ranks */
+    wait_for(says_dirty, &w.c, 20, "/health says dirty");
     push(&w, "step-2");
     for (int r = 0; r < 2; r++) {
         expect_serves(&w, r);
