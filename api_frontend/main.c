@@ -2,6 +2,7 @@
 #include "api_frontend/frontend.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/spawn.h"
 
 #include <signal.h>
@@ -122,6 +123,7 @@ int main(int argc, char **argv)
     lk_error_t err = LK_ERROR_INIT;
     app_t app = {.status_fd = -1};
     int parent_fd = -1;
+    memory_keep();
     if (config_parse(argc, argv, &config, &err) != LK_OK ||
         spawn_child_fds(&parent_fd, &app.status_fd, &err) != LK_OK) {
         LK_ERROR("%s", err.text);

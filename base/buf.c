@@ -62,11 +62,14 @@ void lk_buf_str(lk_buf_t *buf, const char *text)
 
 void lk_buf_printf(lk_buf_t *buf, const char *fmt, ...)
 {
+    char text[256]; /* enough for most, which then are formatted once */
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    if (n > 0 && lk_buf_reserve(buf, (size_t)n)) {
+    if (n > 0 && (size_t)n < sizeof text) {
+        lk_buf_append(buf, text, (size_t)n);
+    } else if (n > 0 && lk_buf_reserve(buf, (size_t)n)) {
         va_start(ap, fmt);
         vsnprintf((char *)buf->data + buf->len, (size_t)n + 1, fmt, ap);
         va_end(ap);

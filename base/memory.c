@@ -2,6 +2,7 @@
 #include "base/check.h"
 
 #include <limits.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,4 +108,13 @@ uint64_t memory_available(void)
         }
     }
     return least;
+}
+
+void memory_keep(void)
+{
+#ifdef __GLIBC__
+    /* larger blocks are the system's own business, as ever */
+    (void)mallopt(M_MMAP_THRESHOLD, (int)MEMORY_KEPT);
+    (void)mallopt(M_TRIM_THRESHOLD, (int)MEMORY_KEPT);
+#endif
 }

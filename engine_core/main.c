@@ -1,6 +1,7 @@
 /* lockstep-engine: one DP rank. Start reading at engine_core.h. */
 #include "base/check.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/spawn.h"
 #include "engine_core/engine_io.h"
 
@@ -10,6 +11,7 @@ int main(int argc, char **argv)
 {
     lk_config_t config;
     lk_error_t err = LK_ERROR_INIT;
+    memory_keep();
     if (config_parse(argc, argv, &config, &err) != LK_OK) {
         LK_ERROR("%s", err.text);
         return 2;
