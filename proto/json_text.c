@@ -358,6 +358,20 @@ json_t *json_text_read(const char *text, size_t len, size_t flags, json_error_t 
 
 /* ---- writing ---- */
 
+static void write_integer(lk_buf_t *out, json_int_t value)
+{
+    char text[24], *at = text + sizeof text;
+    unsigned long long x = value < 0 ? 0 - (unsigned long long)value : (unsigned long long)value;
+    do {
+        *--at = (char)('0' + x % 10);
+        x /= 10;
+    } while (x > 0);
+    if (value < 0) {
+        *--at = '-';
+    }
+    lk_buf_append(out, at, (size_t)(text + sizeof text - at));
+}
+
 static void write_string(lk_buf_t *out, const json_t *value)
 {
     lk_buf_json_str(out, json_string_value(value), json_string_length(value));
@@ -407,7 +421,7 @@ void json_text_write(lk_buf_t *out, const json_t *value)
         write_string(out, value);
         break;
     case JSON_INTEGER:
-        lk_buf_printf(out, "%" JSON_INTEGER_FORMAT, json_integer_value(value));
+        write_integer(out, json_integer_value(value));
         break;
     case JSON_REAL:
         write_real(out, value);
