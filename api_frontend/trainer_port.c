@@ -17,6 +17,7 @@ typedef struct {
     trainer_port_t *owner;
     port_peer_t peer;
     uint8_t id[ID_BYTES];
+    json_t *text; /* what base.raw_body points to, or NULL */
 } trainer_call_t;
 
 void trainer_port_init(trainer_port_t *self, api_t *api, lk_port_t *port)
@@ -55,8 +56,10 @@ static void reply(api_call_t *call, int http_status, const char *body, size_t le
 
 static void destroy(api_call_t *call)
 {
-    ((trainer_call_t *)call)->owner->n_open--;
-    free(call);
+    trainer_call_t *tc = (trainer_call_t *)call;
+    tc->owner->n_open--;
+    json_decref(tc->text);
+    free(tc);
 }
 
 static const api_call_ops_t ops = {.reply = reply, .destroy = destroy};
@@ -82,6 +85,30 @@ static bool take_text(json_t *map, const char *name, char *out, size_t room)
         json_object_del(map, name);
     }
     return ok;
+}
+
+/* Takes the arguments as one text, which then is the call's body as in HTTP. False: answered. */
+static bool take_json(trainer_call_t *tc)
+{
+    api_call_t *call = &tc->base;
+    json_t *text = json_object_get(call->body, "json");
+    if (text == NULL) {
+        return true;
+    }
+    if (!json_is_string(text)) {
+        api_call_error(call, 400, "json", "json must be the text of a JSON object");
+        return false;
+    }
+    if (json_object_size(call->body) > 1) {
+        api_call_error(call, 400, "json", "json excludes other arguments");
+        return false;
+    }
+    tc->text = json_incref(text);
+    call->raw_body = json_string_value(text);
+    call->raw_len = json_string_length(text);
+    json_decref(call->body);
+    call->body = NULL;
+    return true;
 }
 
 void trainer_port_on_message(trainer_port_t *self, const port_peer_t *peer,
@@ -119,7 +146,7 @@ void trainer_port_on_message(trainer_port_t *self, const port_peer_t *peer,
     } else if (!take_text(call->body, "call", name, sizeof name) ||
                (call->route = api_find_call(name)) == NULL) {
         api_call_error(call, 404, "call", "there is no call \"%s\"", name);
-    } else {
+    } else if (take_json(tc)) {
         api_dispatch(self->api, call);
     }
 }

@@ -3,8 +3,9 @@
  * handlers as HTTP (routes.def).
  *
  * A call is two frames: a call id of 8 bytes (little-endian u64, the caller's choice) and a
- * MessagePack map {"call": name, fields...}; "idempotency_key" and "admin_key" are fields too. The
- * reply is the same id and a map {"status": HTTP code, fields...} with the fields of the HTTP
+ * MessagePack map {"call": name, fields...}; "idempotency_key" and "admin_key" are fields too. All
+ * others may come as one, "json": the text of an HTTP body, which goes on to the ranks as it is.
+ * The reply is the same id and a map {"status": HTTP code, fields...} with the fields of the HTTP
  * reply; with an error "error" is the map {"message", "type", "param", "code"}. Calls of one
  * trainer are answered as they end, not in order. A message without a readable id is dropped and
  * counted.

@@ -100,12 +100,9 @@ static void wait_for_reply(lst_t *self)
     (void)poll(&fd, 1, (int)LK_MIN(ms, 1000u)); /* rpc_test looks for itself */
 }
 
-static lk_status_t ask_within(lst_t *self, const char *call, json_t *args, uint64_t timeout_ns,
-                              json_t **reply)
+/* For a call that was posted with status st. */
+static lk_status_t wait_for_answer(lst_t *self, lk_status_t st, json_t **reply)
 {
-    self->err = LK_ERROR_INIT;
-    lk_status_t st = rpc_post(self->rpc, call, args, timeout_ns, &self->err);
-    json_decref(args);
     json_t *map = NULL;
     while (st >= 0 && (st = rpc_test(self->rpc, &map, &self->err)) == LK_INPROGRESS) {
         wait_for_reply(self);
@@ -116,6 +113,15 @@ static lk_status_t ask_within(lst_t *self, const char *call, json_t *args, uint6
         json_decref(map);
     }
     return st;
+}
+
+static lk_status_t ask_within(lst_t *self, const char *call, json_t *args, uint64_t timeout_ns,
+                              json_t **reply)
+{
+    self->err = LK_ERROR_INIT;
+    lk_status_t st = rpc_post(self->rpc, call, args, timeout_ns, &self->err);
+    json_decref(args);
+    return wait_for_answer(self, st, reply);
 }
 
 lk_status_t lst_ask(lst_t *self, const char *call, json_t *args, json_t **reply)
@@ -289,19 +295,27 @@ lst_status_t lst_weight_info(lst_t *self, lst_rank_info_t *out, size_t room, siz
     return LST_OK;
 }
 
+/* The arguments as they are, once they are known to be an object. */
+static lk_status_t ask_with_text(lst_t *self, const char *call, const char *args, json_t **answer)
+{
+    size_t len = strlen(args);
+    json_t *map = json_text_read(args, len, 0, NULL);
+    bool object = json_is_object(map);
+    json_decref(map);
+    self->err = LK_ERROR_INIT;
+    if (!object) {
+        return lk_error_set(&self->err, LK_ERR_INVALID, "%s: the arguments are no JSON object",
+                            call);
+    }
+    lk_status_t st = rpc_post_text(self->rpc, call, args, len, self->timeout_ns, &self->err);
+    return wait_for_answer(self, st, answer);
+}
+
 lst_status_t lst_call(lst_t *self, const char *call, const char *args, const char **reply)
 {
-    json_t *map = NULL, *answer = NULL;
-    if (args != NULL) {
-        json_error_t where;
-        map = json_text_read(args, strlen(args), 0, &where);
-        if (!json_is_object(map)) {
-            json_decref(map);
-            return (lst_status_t)lk_error_set(&self->err, LK_ERR_INVALID,
-                                              "%s: the arguments are no JSON object", call);
-        }
-    }
-    lk_status_t st = lst_ask(self, call, map, &answer);
+    json_t *answer = NULL;
+    lk_status_t st = args != NULL ? ask_with_text(self, call, args, &answer)
+                                  : lst_ask(self, call, NULL, &answer);
     if (st < 0) {
         return (lst_status_t)st;
     }

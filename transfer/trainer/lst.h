@@ -49,8 +49,9 @@ void lst_learn_model(lst_t *self, const json_t *reply);
 LK_MUST_USE lk_status_t lst_ask_for_the_reason(lst_t *self, const lk_error_t *sent);
 /* Takes the answer to an update_weights, for lst_update_reply. */
 void lst_keep_reply(lst_t *self, json_t *reply);
-/* The body of update_weights; NULL if a name is not UTF-8, or out of memory. */
-json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size);
+/* The body of update_weights, which the caller frees; NULL if a name is not UTF-8, or out of
+ * memory. */
+char *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size);
 
 /* ---- NCCL (lst_nccl.c) ---- */
 

@@ -302,7 +302,8 @@ lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs, const void 
     LK_RETURN_IF_ERROR(nccl_sender_begin(sender, plan->sent, plan->data, n, packed,
                                          plan->buffer_size, self->nccl->num_buffers, &self->err));
     *bytes = sender->bytes;
-    lk_status_t st = rpc_post(self->rpc, "update_weights", plan->args, UINT64_MAX / 4, &self->err);
+    lk_status_t st = rpc_post_text(self->rpc, "update_weights", plan->args, strlen(plan->args),
+                                   UINT64_MAX / 4, &self->err);
     if (st < 0) {
         nccl_sender_cancel(sender);
         return st;

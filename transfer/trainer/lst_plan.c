@@ -126,6 +126,6 @@ void lst_plan_fini(lst_plan_t *self)
     free(self->order);
     free(self->sent);
     free(self->data);
-    json_decref(self->args);
+    free(self->args);
     *self = (lst_plan_t){0};
 }

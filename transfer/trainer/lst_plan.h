@@ -14,8 +14,6 @@
 
 #include "transfer/tensor_list.h"
 
-#include <jansson.h>
-
 typedef struct {
     tensor_list_t asked; /* as the caller gave it; zeroed: there is no plan */
     bool packed;
@@ -24,7 +22,7 @@ typedef struct {
     tensor_desc_t *sent; /* [asked.n] in that order; names are asked's */
     const void **data;   /* [asked.n] likewise, of the update at hand */
     uint64_t buffer_size;
-    json_t *args; /* the call's */
+    char *args; /* the call's body */
 } lst_plan_t;
 
 /* A plan for this list and this update's data (which may be NULL for tensors of no bytes). Does

@@ -1,3 +1,4 @@
+#include "base/buf.h"
 #include "base/check.h"
 #include "transfer/backends/shm/shm_stream.h"
 #include "transfer/backends/tcp/tcp_stream.h"
@@ -241,27 +242,40 @@ lk_status_t lst_describe(const lst_tensor_t *tensors, size_t n, tensor_desc_t **
     return LK_OK;
 }
 
-json_t *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size)
+char *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_t buffer_size)
 {
-    json_t *names = json_array(), *dtypes = json_array(), *shapes = json_array();
-    bool whole = names != NULL && dtypes != NULL && shapes != NULL;
-    for (size_t i = 0; i < n && whole; i++) {
-        json_t *shape = json_array();
-        whole = json_array_append_new(shapes, shape) == 0; /* which now owns it */
-        for (uint32_t d = 0; d < descs[i].ndim && whole; d++) {
-            whole = json_array_append_new(shape, json_integer((json_int_t)descs[i].shape[d])) == 0;
-        }
-        whole = whole && json_array_append_new(names, json_string(descs[i].name)) == 0 &&
-                json_array_append_new(dtypes, json_string(dtype_torch_name(descs[i].dtype))) == 0;
+    lk_buf_t out;
+    bool utf8 = true;
+    lk_buf_init(&out, 0);
+    lk_buf_str(&out, "{\"update_info\":{\"names\":[");
+    for (size_t i = 0; i < n; i++) {
+        size_t len = strlen(descs[i].name);
+        utf8 = utf8 && lk_utf8_valid(descs[i].name, len);
+        lk_buf_append(&out, ",", i > 0);
+        lk_buf_json_str(&out, descs[i].name, len);
     }
-    json_t *args = json_pack("{s:{s:o, s:o, s:o, s:b, s:I}}", "update_info", "names", names,
-                             "dtype_names", dtypes, "shapes", shapes, "packed", (int)packed,
-                             "packed_buffer_size_bytes", (json_int_t)buffer_size);
-    if (!whole) { /* a name that is not UTF-8, or no memory */
-        json_decref(args);
+    lk_buf_str(&out, "],\"dtype_names\":[");
+    for (size_t i = 0; i < n; i++) {
+        const char *name = dtype_torch_name(descs[i].dtype);
+        lk_buf_append(&out, ",", i > 0);
+        lk_buf_json_str(&out, name, strlen(name));
+    }
+    lk_buf_str(&out, "],\"shapes\":[");
+    for (size_t i = 0; i < n; i++) {
+        lk_buf_str(&out, i > 0 ? ",[" : "[");
+        for (uint32_t d = 0; d < descs[i].ndim; d++) {
+            lk_buf_printf(&out, d > 0 ? ",%" PRIu64 : "%" PRIu64, descs[i].shape[d]);
+        }
+        lk_buf_append(&out, "]", 1);
+    }
+    lk_buf_printf(&out, "],\"packed\":%s,\"packed_buffer_size_bytes\":%" PRIu64 "}}",
+                  packed ? "true" : "false", buffer_size);
+    (void)lk_buf_cstr(&out);
+    if (!utf8 || out.failed) {
+        lk_buf_fini(&out);
         return NULL;
     }
-    return args;
+    return (char *)out.data;
 }
 
 lk_status_t lst_ask_for_the_reason(lst_t *self, const lk_error_t *sent)
@@ -334,13 +348,14 @@ static lk_status_t update(lst_t *self, const tensor_desc_t *descs, const void *c
     }
     buffer_size = buffer_size > 0 ? buffer_size : PACKED_BUFFER_SIZE_DEFAULT;
     LK_RETURN_IF_ERROR(sender_begin(self->sender, descs, data, n, packed, buffer_size, &self->err));
-    json_t *args = lst_update_args(descs, n, packed, buffer_size);
+    char *args = lst_update_args(descs, n, packed, buffer_size);
     /* the deadline is of progress (sender) and of silence afterwards: none that size could pass */
     lk_status_t st = args != NULL
-                         ? rpc_post(self->rpc, "update_weights", args, UINT64_MAX / 4, &self->err)
+                         ? rpc_post_text(self->rpc, "update_weights", args, strlen(args),
+                                         UINT64_MAX / 4, &self->err)
                          : lk_error_set(&self->err, LK_ERR_INVALID,
                                         "update_weights: a name is not UTF-8 (or out of memory)");
-    json_decref(args);
+    free(args);
     if (st < 0) {
         sender_cancel(self->sender, self->err.text);
         return st;

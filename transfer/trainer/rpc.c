@@ -110,16 +110,15 @@ static void put_text(json_t *map, const char *key, const char *value)
     }
 }
 
-lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args, uint64_t timeout_ns,
-                     lk_error_t *err)
+/* What every call has beside its arguments. */
+static json_t *new_call(rpc_t *self, const char *call, const json_t *args)
 {
     uint8_t random[16];
     char key[33];
-    rpc_drop(self);
     json_t *map = json_object();
     if (map == NULL || (args != NULL && json_object_update(map, (json_t *)args) != 0)) {
         json_decref(map);
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for the call %s", call);
+        return NULL;
     }
     self->env->random(self->env->ctx, random, sizeof random);
     for (size_t i = 0; i < sizeof random; i++) {
@@ -128,12 +127,25 @@ lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args, uint64_t
     put_text(map, "call", call);
     put_text(map, "idempotency_key", key);
     put_text(map, "admin_key", self->admin_key);
+    return map;
+}
+
+/* Sends {"call": call, ...args}, or, with a text, {"call": call, "json": text}. */
+static lk_status_t post(rpc_t *self, const char *call, const json_t *args, const char *text,
+                        size_t text_len, uint64_t timeout_ns, lk_error_t *err)
+{
+    rpc_drop(self);
+    json_t *map = new_call(self, call, args);
+    json_t *json = text != NULL ? json_stringn_nocheck(text, text_len) : NULL;
+    if (map == NULL || (text != NULL && json_object_set_new(map, "json", json) != 0)) {
+        json_decref(map);
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for the call %s", call);
+    }
     wire_writer_t writer = wire_writer(&self->body);
     wire_put_json(&writer, map);
     json_decref(map);
     if (self->body.failed || writer.objects > WIRE_MAX_OBJECTS) {
         lk_buf_clear(&self->body);
-        self->body.failed = false;
         return lk_error_set(err, LK_ERR_TOO_LARGE, "the call %s is too large to be sent", call);
     }
     snprintf(self->call, sizeof self->call, "%s", call);
@@ -148,6 +160,18 @@ lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args, uint64_t
         rpc_drop(self);
     }
     return st;
+}
+
+lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args, uint64_t timeout_ns,
+                     lk_error_t *err)
+{
+    return post(self, call, args, NULL, 0, timeout_ns, err);
+}
+
+lk_status_t rpc_post_text(rpc_t *self, const char *call, const char *args, size_t len,
+                          uint64_t timeout_ns, lk_error_t *err)
+{
+    return post(self, call, NULL, args, len, timeout_ns, err);
 }
 
 /* The status whose HTTP code this is. */

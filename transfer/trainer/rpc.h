@@ -20,6 +20,10 @@ void rpc_destroy(rpc_t **self_p);
 /* Sends {"call": call, ...args}. args (may be NULL) is borrowed. Drops an older call's answer. */
 LK_MUST_USE lk_status_t rpc_post(rpc_t *self, const char *call, const json_t *args,
                                  uint64_t timeout_ns, lk_error_t *err);
+/* The same with the arguments as a JSON object's text, which the cluster passes on as it is: what
+ * suits large ones. */
+LK_MUST_USE lk_status_t rpc_post_text(rpc_t *self, const char *call, const char *args, size_t len,
+                                      uint64_t timeout_ns, lk_error_t *err);
 /* INPROGRESS; OK with the answer's map (caller owns *reply); or an error: the cluster's own text
  * with the status that its code stands for, or LK_ERR_TIMEOUT. */
 LK_MUST_USE lk_status_t rpc_test(rpc_t *self, json_t **reply, lk_error_t *err);

@@ -919,6 +919,43 @@ START_TEST(test_trainer_calls)
 }
 END_TEST
 
+/* The arguments as one text go on to the ranks as they are. */
+START_TEST(test_trainer_json)
+{
+    trainer_open();
+    ck_assert_int_eq(trainer_ask(1, "{\"call\":\"update_weights\",\"idempotency_key\":\"j1\","
+                                    "\"json\":\"{ \\\"update_info\\\" : {\\\"a\\\":1}}\"}"),
+                     200);
+    ck_assert_str_eq(c.last_spec, "{ \"update_info\" : {\"a\":1}}");
+    c.update_status = LK_ERR_STATE;
+    c.update_text = "no";
+    /* the same call, whatever its form */
+    ck_assert_int_eq(trainer_ask(2, "{\"call\":\"update_weights\",\"idempotency_key\":\"j1\","
+                                    "\"update_info\":{\"a\":1}}"),
+                     200);
+    ck_assert_int_eq(trainer_ask(3, "{\"call\":\"update_weights\",\"idempotency_key\":\"j1\","
+                                    "\"json\":\"{\\\"update_info\\\":{\\\"a\\\":2}}\"}"),
+                     400);
+    ck_assert_str_eq(text_at("error", "param"), "Idempotency-Key");
+    ck_assert_int_eq(
+        trainer_ask(4, "{\"call\":\"pause\",\"json\":\"{\\\"mode\\\":\\\"keep\\\"}\"}"), 200);
+    ck_assert_int_eq(trainer_ask(5, "{\"call\":\"resume\",\"json\":\"\"}"), 200);
+    static const char *const bad[][2] = {
+        {"{\"call\":\"update_weights\",\"json\":5}", "json"},
+        {"{\"call\":\"update_weights\",\"json\":\"{}\",\"update_info\":{}}", "json"},
+        {"{\"call\":\"update_weights\",\"json\":\"\"}", "body"},
+        {"{\"call\":\"update_weights\",\"json\":\"[]\"}", "body"},
+        {"{\"call\":\"update_weights\",\"json\":\"{\\\"a\\\":1,\\\"a\\\":2}\"}", "body"},
+        {"{\"call\":\"update_weights\",\"json\":\"{}\"}", "update_info"},
+    };
+    for (size_t i = 0; i < LK_ARRAY_LEN(bad); i++) {
+        ck_assert_int_eq(trainer_ask(10 + i, bad[i][0]), 400);
+        ck_assert_str_eq(text_at("error", "param"), bad[i][1]);
+    }
+    port_destroy(&trainer);
+}
+END_TEST
+
 START_TEST(test_trainer_garbage)
 {
     trainer_open();
@@ -996,6 +1033,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_refuses_open_hosts);
     tcase_add_test(tc, test_refuses_open_endpoints);
     tcase_add_test(tc, test_trainer_calls);
+    tcase_add_test(tc, test_trainer_json);
     tcase_add_test(tc, test_trainer_garbage);
     TCase *zmq = group(suite, "zmq", setup_zmq);
     tcase_add_test(zmq, test_information);

@@ -189,6 +189,13 @@ static void answer(fake_cluster_t *self, const port_msg_t *msg)
     st = wire_to_json(doc.root, &args, &err);
     CHECKF(st == LK_OK, "%s", err.text);
     wire_doc_fini(&doc);
+    const char *more = json_string_value(json_object_get(args, "json"));
+    if (more != NULL) { /* the arguments as one text */
+        json_t *parsed = json_loads(more, JSON_REJECT_DUPLICATES, NULL);
+        CHECK(json_is_object(parsed) && json_object_update_missing(args, parsed) == 0);
+        json_decref(parsed);
+        json_object_del(args, "json");
+    }
     char *text = json_dumps(args, JSON_COMPACT);
     snprintf(self->last, sizeof self->last, "%s", text);
     free(text);

@@ -4,6 +4,7 @@
 #include "transfer/packed_layout.h"
 #include "transfer/trainer/lst_plan.h"
 
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,7 +56,8 @@ static lst_plan_t make(bool packed, uint64_t size)
 static void check_whole(const lst_plan_t *plan)
 {
     bool seen[MOST] = {false};
-    const json_t *info = json_object_get(plan->args, "update_info");
+    json_t *root = json_loads(plan->args, JSON_REJECT_DUPLICATES, NULL);
+    const json_t *info = json_object_get(root, "update_info");
     ck_assert_uint_eq(json_array_size(json_object_get(info, "names")), n_descs);
     ck_assert_uint_eq(
         (uint64_t)json_integer_value(json_object_get(info, "packed_buffer_size_bytes")),
@@ -71,6 +73,7 @@ static void check_whole(const lst_plan_t *plan)
         ck_assert_str_eq(json_string_value(json_array_get(json_object_get(info, "names"), i)),
                          names[from]);
     }
+    json_decref(root);
 }
 
 static uint64_t last_bucket(const lst_plan_t *plan, size_t *n_buckets)
@@ -117,7 +120,7 @@ START_TEST(the_same_list_is_planned_once)
 {
     qwen3_8b();
     lst_plan_t plan = make(true, 0);
-    const json_t *args = plan.args;
+    const char *args = plan.args;
     char copy[64];
     data[7] = copy; /* tensors move */
     snprintf(copy, sizeof copy, "%s", names[3]);
