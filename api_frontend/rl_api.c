@@ -570,8 +570,9 @@ void api_handle_get_world_size(api_t *api, api_call_t *call)
     const lk_config_t *c = api->config;
     const char *closed = engine_client_closed_reason(api->client);
     if (closed != NULL && c->data_parallel_min_size != 0 &&
-        c->data_parallel_min_size < info.n_members) {
-        api_call_fail(call, LK_ERR_UNAVAILABLE, NULL, closed); /* it may be smaller in a moment */
+        c->data_parallel_min_size < info.n_ranks) {
+        api_call_fail(call, LK_ERR_UNAVAILABLE, NULL,
+                      closed); /* how many will form the next group? */
         return;
     }
     /* a worker's rank in a transfer group is rank_offset plus this */

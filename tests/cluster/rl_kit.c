@@ -186,6 +186,44 @@ void rl_wait_pause_state(const cluster_t *c, const char *state)
     wait_for(in_pause_state, &(question_t){.c = c, .state = state}, PATIENCE_S, state);
 }
 
+/* ---- processes ---- */
+
+pid_t rl_pid_of(const cluster_t *c, unsigned rank)
+{
+    pid_t pids[8];
+    size_t n = cluster_pids(c, "lockstep-engine", pids, LK_ARRAY_LEN(pids));
+    for (size_t i = 0; i < n; i++) {
+        char path[64], line[4096], want[40];
+        snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pids[i]);
+        FILE *f = fopen(path, "r");
+        size_t len = f != NULL ? fread(line, 1, sizeof line, f) : 0;
+        if (f != NULL) {
+            fclose(f);
+        }
+        size_t want_len =
+            (size_t)snprintf(want, sizeof want, "--data-parallel-rank%c%u", 0, rank) + 1;
+        if (memmem(line, len, want, want_len) != NULL) {
+            return pids[i];
+        }
+    }
+    ck_abort_msg("no engine %u", rank);
+    return 0;
+}
+
+bool rl_log_says(const cluster_t *c, const char *text)
+{
+    char line[4096];
+    bool found = false;
+    FILE *f = fopen(c->log, "r");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
+        found |= strstr(line, text) != NULL;
+    }
+    if (f != NULL) {
+        fclose(f);
+    }
+    return found;
+}
+
 /* ---- requests ---- */
 
 const char *rl_body(uint32_t first, uint32_t n_prompt, uint32_t max_tokens)

@@ -45,6 +45,13 @@ void rl_wait_waiting(const cluster_t *c, json_int_t n);
 void rl_wait_idle(const cluster_t *c);
 void rl_wait_pause_state(const cluster_t *c, const char *state);
 
+/* ---- processes ---- */
+
+/* The engine of a rank, by its command line; fails the test if there is none. */
+pid_t rl_pid_of(const cluster_t *c, unsigned rank);
+/* Some line of the cluster's log has this text. */
+bool rl_log_says(const cluster_t *c, const char *text);
+
 /* ---- requests ---- */
 
 /* Body of a greedy completion over ids: prompt "first, first+1, ..." of n_prompt tokens. Static

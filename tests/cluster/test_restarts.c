@@ -47,29 +47,6 @@ static void push(world_t *w, const char *version)
     lst_close(&lst);
 }
 
-/* Processes whose command line has this rank. */
-static pid_t pid_of(const cluster_t *c, unsigned rank)
-{
-    pid_t pids[8];
-    size_t n = cluster_pids(c, "lockstep-engine", pids, LK_ARRAY_LEN(pids));
-    for (size_t i = 0; i < n; i++) {
-        char path[64], line[4096], want[40];
-        snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pids[i]);
-        FILE *f = fopen(path, "r");
-        size_t len = f != NULL ? fread(line, 1, sizeof line, f) : 0;
-        if (f != NULL) {
-            fclose(f);
-        }
-        size_t want_len =
-            (size_t)snprintf(want, sizeof want, "--data-parallel-rank%c%u", 0, rank) + 1;
-        if (memmem(line, len, want, want_len) != NULL) {
-            return pids[i];
-        }
-    }
-    ck_abort_msg("no engine %u", rank);
-    return 0;
-}
-
 typedef struct {
     const cluster_t *c;
     json_int_t epoch;
@@ -129,7 +106,7 @@ START_TEST(others_are_newer)
     world_t w;
     start(&w, true);
     push(&w, "step-1");
-    kill(pid_of(&w.c, 1), SIGKILL);
+    kill(rl_pid_of(&w.c, 1), SIGKILL);
     wait_epoch(&w.c, 2);
     for (int r = 0; r < 2; r++) {
         expect_refused(&w, r,
@@ -162,7 +139,7 @@ START_TEST(dense_others_go_on)
     push(&w, "step-1");
     cluster_async_t request = rl_complete(&w.c, 0, 5, 8, 20000);
     rl_wait_tokens(&w.c);
-    kill(pid_of(&w.c, 1), SIGKILL);
+    kill(rl_pid_of(&w.c, 1), SIGKILL);
     wait_epoch(&w.c, 2);
     json_t *reply;
     rl_join(&request, "length", &reply); /* not harmed */
@@ -184,7 +161,7 @@ START_TEST(all_ranks_are_older)
     start(&w, _i);
     push(&w, "step-1");
     wait_epoch(&w.c, 1);
-    pid_t pids[2] = {pid_of(&w.c, 0), pid_of(&w.c, 1)};
+    pid_t pids[2] = {rl_pid_of(&w.c, 0), rl_pid_of(&w.c, 1)};
     kill(pids[0], SIGSTOP); /* so that no two epochs come of it */
     kill(pids[1], SIGKILL);
     kill(pids[0], SIGKILL);
@@ -199,20 +176,6 @@ START_TEST(all_ranks_are_older)
     stop(&w);
 }
 END_TEST
-
-static bool log_says(const cluster_t *c, const char *text)
-{
-    char line[4096];
-    bool found = false;
-    FILE *f = fopen(c->log, "r");
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        found |= strstr(line, text) != NULL;
-    }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return found;
-}
 
 /* A rank that nobody can kill in time wakes up in a world that went on without it. */
 START_TEST(expelled_rank_ends_itself)
@@ -229,7 +192,7 @@ START_TEST(expelled_rank_ends_itself)
                                        NULL};
     cluster_t c;
     cluster_start(&c, rl_fixture("qwen3_moe"), args);
-    pid_t engine = pid_of(&c, 1);
+    pid_t engine = rl_pid_of(&c, 1);
     kill(c.launcher, SIGSTOP);
     kill(engine, SIGSTOP);
     int status = 0;
@@ -237,12 +200,12 @@ START_TEST(expelled_rank_ends_itself)
         json_decref(cluster_call(&c, "GET", "/health", NULL, 0, &status));
     } while (status == 200);
     kill(engine, SIGCONT);
-    for (int i = 0; !log_says(&c, "engine 1 ends: the coordinator refuses: engine 1, process");
+    for (int i = 0; !rl_log_says(&c, "engine 1 ends: the coordinator refuses: engine 1, process");
          i++) {
         ck_assert_msg(i < 1000, "the expelled engine does not end itself");
         usleep(10000);
     }
-    ck_assert(log_says(&c, "was expelled: silent for"));
+    ck_assert(rl_log_says(&c, "was expelled: silent for"));
     kill(c.launcher, SIGCONT);
     wait_epoch(&c, 2);
     json_decref(cluster_call(&c, "POST", "/v1/completions", rl_body(5, 8, 4), 200, NULL));
@@ -255,15 +218,15 @@ START_TEST(used_up_restarts_end_everything_by_name)
     static const char *const args[] = {"--device", "null", "--data-parallel-size", "2", NULL};
     cluster_t c;
     cluster_start(&c, rl_fixture("qwen3"), args);
-    pid_t first = pid_of(&c, 1);
+    pid_t first = rl_pid_of(&c, 1);
     kill(first, SIGKILL);
     wait_epoch(&c, 2);
-    kill(pid_of(&c, 0), SIGKILL); /* another's restarts are its own */
+    kill(rl_pid_of(&c, 0), SIGKILL); /* another's restarts are its own */
     wait_epoch(&c, 3);
-    kill(pid_of(&c, 1), SIGKILL);
+    kill(rl_pid_of(&c, 1), SIGKILL);
     ck_assert_int_eq(cluster_wait_gone(&c, 20), 1);
-    ck_assert(log_says(&c, "engine 1 ended: killed by signal 9 (Killed); it was started again 1 "
-                           "times, as often as --engine-restarts allows"));
+    ck_assert(rl_log_says(&c, "engine 1 ended: killed by signal 9 (Killed); it was started again 1 "
+                              "times, as often as --engine-restarts allows"));
 }
 END_TEST
 
