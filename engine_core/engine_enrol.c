@@ -300,8 +300,10 @@ static void on_init(engine_app_t *app, msg_t *msg)
         lose(app, -1, "the coordinator knows other members of this group epoch");
         return;
     }
+    const char *named = msg_cstr(msg->init.mesh.items[roster.place].text);
+    bool mine = strcmp(named, mesh_address(app->mesh)) == 0;
     unsigned actions =
-        enrol_on_init(&app->enrol, msg->init.group_epoch, msg->init.revision, now_ns(app));
+        enrol_on_init(&app->enrol, msg->init.group_epoch, msg->init.revision, mine, now_ns(app));
     if (actions & (ENROL_CONNECT | ENROL_RELINK)) {
         msg_fini(&app->init);
         app->init = *msg;

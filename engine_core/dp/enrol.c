@@ -107,10 +107,10 @@ unsigned enrol_on(enrol_t *self, enrol_event_t event, uint64_t now_ns)
     return t.actions;
 }
 
-unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t revision, uint64_t now_ns)
+unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t revision, bool mine, uint64_t now_ns)
 {
     bool inside = self->state == ENROL_CONNECTING || self->state == ENROL_MEMBER;
-    if (epoch < self->epoch || (!inside && epoch <= self->left)) {
+    if (epoch < self->epoch || (!inside && (epoch <= self->left || !mine))) {
         return 0; /* late */
     }
     if (inside && epoch == self->epoch) {

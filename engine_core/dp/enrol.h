@@ -70,7 +70,11 @@ typedef struct {
 
 /* Each returns enrol_action_t bits. A zeroed enrol_t is OUTSIDE. */
 unsigned enrol_on(enrol_t *self, enrol_event_t event, uint64_t now_ns);
-unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t revision, uint64_t now_ns);
+/* mine: it was made for this attempt, that is, names the mesh address of the last HELLO. Whoever
+ * entered an epoch that was made for an earlier one would break it with the HELLO that is under
+ * way, and could be one attempt behind for ever. */
+unsigned enrol_on_init(enrol_t *self, uint64_t epoch, uint64_t revision, bool mine,
+                       uint64_t now_ns);
 /* DISSOLVE of the coordinator. */
 unsigned enrol_on_dissolve(enrol_t *self, uint64_t epoch, uint64_t now_ns);
 unsigned enrol_on_time(enrol_t *self, uint64_t now_ns);

@@ -450,8 +450,10 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
         carry_out(self, enrol_on(&self->enrol, ENROL_ON_REFUSED, now), NULL, -1, why);
         return;
     }
-    carry_out(self, enrol_on_init(&self->enrol, init->group_epoch, init->revision, now), init, -1,
-              "a newer group epoch has begun");
+    const char *named = msg_cstr(init->mesh.items[self->rank].text);
+    bool mine = strcmp(named, sim_mesh_address(self->mesh)) == 0;
+    carry_out(self, enrol_on_init(&self->enrol, init->group_epoch, init->revision, mine, now), init,
+              -1, "a newer group epoch has begun");
 }
 
 /* The canary: "paused" for an answer, because the rank has heard of it. */

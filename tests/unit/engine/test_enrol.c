@@ -43,30 +43,33 @@ START_TEST(test_a_life)
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_LOADED, 1), ENROL_HELLO);
     ck_assert_uint_eq(enrol_on_time(&e, 1 + ENROL_REPEAT_NS - 1), 0);
     ck_assert_uint_eq(enrol_on_time(&e, 1 + ENROL_REPEAT_NS), ENROL_HELLO);
-    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, 5), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, true, 5), ENROL_CONNECT);
     ck_assert_uint_eq(enrol_member_of(&e), 0);
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_CONNECTED, 6), ENROL_FORM | ENROL_READY | ENROL_HERE);
     ck_assert_uint_eq(enrol_member_of(&e), 7);
     ck_assert_uint_eq(enrol_on_time(&e, e.said_ns + ENROL_REPEAT_NS - 1), 0);
     ck_assert_uint_eq(enrol_on_time(&e, e.said_ns + ENROL_REPEAT_NS), ENROL_HELLO | ENROL_HERE);
     ck_assert_uint_eq(enrol_on_time(&e, e.said_ns + 1), 0);
-    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, 8), ENROL_READY); /* it has not come */
-    ck_assert_uint_eq(enrol_on_init(&e, 7, 70, 8), ENROL_RELINK);
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, true, 8), ENROL_READY); /* it has not come */
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 70, true, 8), ENROL_RELINK);
     ck_assert_uint_eq(e.revision, 70);
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_ROLLCALL, 8), ENROL_HELLO | ENROL_READY);
     ck_assert_uint_eq(enrol_on_dissolve(&e, 6, 9), 0); /* an older one */
     ck_assert_uint_eq(enrol_on_dissolve(&e, 7, 9), ENROL_LEAVE | ENROL_HELLO);
     ck_assert_uint_eq(e.left, 7);
-    ck_assert_uint_eq(enrol_on_dissolve(&e, 7, 9), 0); /* once more: it is outside */
-    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, 10), 0); /* late */
-    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, 10), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on_dissolve(&e, 7, 9), 0);        /* once more: it is outside */
+    ck_assert_uint_eq(enrol_on_init(&e, 7, 7, true, 10), 0);  /* late */
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, false, 10), 0); /* made for an earlier attempt */
+    ck_assert_uint_eq(e.epoch, 7);
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, true, 10), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, false, 10), 0); /* in it: the same again */
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_LOST, 11), ENROL_LEAVE | ENROL_HELLO);
     ck_assert_uint_eq(e.left, 8);
-    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, 12), 0); /* what it failed to enter stays so */
-    ck_assert_uint_eq(enrol_on_init(&e, 9, 9, 12), ENROL_CONNECT);
+    ck_assert_uint_eq(enrol_on_init(&e, 8, 8, true, 12), 0); /* what it failed to enter stays so */
+    ck_assert_uint_eq(enrol_on_init(&e, 9, 9, true, 12), ENROL_CONNECT);
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_ROLLCALL, 13), ENROL_LEAVE | ENROL_HELLO);
     ck_assert_uint_eq(enrol_on(&e, ENROL_ON_REFUSED, 14), ENROL_END);
-    ck_assert_uint_eq(enrol_on_init(&e, 10, 10, 15), 0);
+    ck_assert_uint_eq(enrol_on_init(&e, 10, 10, true, 15), 0);
     ck_assert_int_eq(e.state, ENROL_ENDED);
 }
 END_TEST
