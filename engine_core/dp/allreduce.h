@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 
-#define ALLREDUCE_MAX_LEN 1028 /* 4 + 4A entries, A <= 256 front ends */
+#define ALLREDUCE_MAX_LEN 1288 /* 8 + 5A entries of A <= 256 front ends; 5R of R <= 256 ranks */
 
 typedef struct allreduce_ops {
     /* Sends my vector of round `round` (n entries, copied). One vote is out at a time. */

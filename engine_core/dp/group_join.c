@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Four words of each rank; the vector has those of the rank at place r from 4 * r on. In this file
+/* Five words of each rank; the vector has those of the rank at place r from 5 * r on. In this file
  * a rank is a place among the members, but in texts. */
-enum { FACT_EPOCH, FACT_CONTENT, FACT_LABEL, FACT_FLAGS, N_FACTS };
+enum { FACT_EPOCH, FACT_TAKEN, FACT_CONTENT, FACT_LABEL, FACT_FLAGS, N_FACTS };
 
 /* Bits of FACT_FLAGS; the upper half is the hash of what must be equal. */
 enum { FLAG_PAUSED = 1, FLAG_CLEARED = 2, FLAG_SPOILED = 4, FLAG_UNDECIDED = 8, FLAG_FRESH = 16 };
@@ -45,6 +45,7 @@ static void leave_session(group_t *self, bool was_member, bool clean, const char
     self->spoiled |= (dirty && was_member && !self->mixed) || !clean ||
                      (unknown && !shadow && u->result.status < 0);
     self->undecided |= unknown && !shadow;
+    self->weights.taken += unknown; /* published by somebody who is gone, perhaps */
     group_end_update(self);
     weight_state_close_session(&self->weights, clean, why);
     self->weights.configured = false;
@@ -95,7 +96,9 @@ void group_form(group_t *self, uint64_t group_epoch, uint64_t weight_floor, cons
 void group_reload(group_t *self)
 {
     CHECK(self->phase == GROUP_OUTSIDE);
+    uint64_t taken = self->weights.taken;
     weight_state_init(&self->weights, self->config.shadow);
+    self->weights.taken = taken;
     self->spoiled = self->undecided = self->held_apart = self->mixed = false;
     self->behind = self->behind_here = false;
     self->fresh = true;
@@ -160,6 +163,7 @@ static void vote_facts(const group_t *self, const group_view_t *view, uint64_t *
                      (self->spoiled || !view->clean ? FLAG_SPOILED : 0) |
                      (self->undecided ? FLAG_UNDECIDED : 0) | (self->fresh ? FLAG_FRESH : 0);
     facts[FACT_EPOCH] = mine.epoch;
+    facts[FACT_TAKEN] = self->weights.taken;
     facts[FACT_CONTENT] = view->held_content;
     facts[FACT_LABEL] = label_hash(mine.version);
     facts[FACT_FLAGS] = config_hash(self) << 32 | flags;
@@ -194,6 +198,7 @@ typedef struct {
     const uint64_t *v;
     uint32_t size;
     uint64_t epoch;    /* newest there ever was */
+    uint64_t taken;    /* newest that there may have been */
     int64_t reference; /* rank, or -1 */
     uint32_t newest;   /* lowest rank with the newest weights that are left */
 } findings_t;
@@ -205,10 +210,11 @@ static const uint64_t *facts_of(const findings_t *f, uint32_t rank)
 
 static findings_t find(const group_t *self, const uint64_t *v)
 {
-    findings_t f = {v, self->config.size, self->weight_floor, -1, 0};
+    findings_t f = {v, self->config.size, self->weight_floor, self->weight_floor, -1, 0};
     for (uint32_t r = 0; r < f.size; r++) {
         const uint64_t *facts = facts_of(&f, r);
         f.epoch = LK_MAX(f.epoch, facts[FACT_EPOCH]);
+        f.taken = LK_MAX(f.taken, facts[FACT_TAKEN]);
         f.newest = facts[FACT_EPOCH] > facts_of(&f, f.newest)[FACT_EPOCH] ? r : f.newest;
     }
     for (uint32_t r = f.size; r-- > 0;) {
@@ -306,6 +312,7 @@ static void take_findings(group_t *self, const findings_t *f)
     self->weights.dirty_why[0] = '\0';
     /* Commits that nobody is left to tell of may have been numbered on from here. */
     self->weights.epoch = f->epoch + (f->reference < 0 ? GROUP_EPOCH_SKIP : 0);
+    self->weights.taken = LK_MAX(self->weights.epoch, f->taken);
     if (!all) {
         char text[LK_ERROR_TEXT_MAX];
         say_update_needed(self, f, text, sizeof text);

@@ -114,7 +114,7 @@ void weight_state_commit(weight_state_t *self, const char *version)
     self->session = false;
     self->gates &= ~(GATE_SESSION | GATE_DIRTY);
     self->dirty_why[0] = '\0';
-    self->epoch++;
+    self->epoch = self->taken = self->taken + 1;
     if (version != NULL) {
         weight_state_relabel(self, version);
     }
@@ -132,7 +132,8 @@ void weight_state_relabel(weight_state_t *self, const char *version)
 
 uint64_t weight_state_hash(const weight_state_t *self, uint64_t seed)
 {
-    uint64_t words[] = {self->gates, self->session, self->shadow, self->configured, self->epoch};
+    uint64_t words[] = {self->gates,      self->session, self->shadow,
+                        self->configured, self->epoch,   self->taken};
     return lk_hash64(self->version, strlen(self->version), lk_hash64(words, sizeof words, seed));
 }
 

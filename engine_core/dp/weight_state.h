@@ -20,7 +20,8 @@ typedef struct {
     bool session;    /* one is open; in place also GATE_SESSION */
     bool shadow;     /* for life */
     bool configured; /* the last INIT succeeded on every rank */
-    uint64_t epoch;  /* of the weights, +1 for every committed FINISH */
+    uint64_t epoch;  /* of the weights; the next committed FINISH has taken + 1 */
+    uint64_t taken;  /* newest epoch that may have been given to any weights, >= epoch */
     char version[WEIGHT_LABEL_MAX + 1];
     char dirty_why[LK_ERROR_TEXT_MAX]; /* with GATE_DIRTY */
 } weight_state_t;

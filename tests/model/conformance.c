@@ -140,7 +140,7 @@ static void set_replicated(group_t *g, const row_t *r)
     g->weights.gates = (unsigned)s->gates;
     g->weights.session = s->session;
     g->weights.configured = s->configured;
-    g->weights.epoch = (uint64_t)s->weights;
+    g->weights.epoch = g->weights.taken = (uint64_t)s->weights;
     for (long f = 0; f < r->f; f++) {
         g->done[f] = (group_done_t){(uint64_t)s->life[f], (uint64_t)s->done[f]};
     }

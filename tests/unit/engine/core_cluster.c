@@ -748,7 +748,8 @@ lk_status_t cc_session(cc_t *self, const char *version)
 void cc_note_epoch(cc_t *self)
 {
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
-        uint64_t epoch = group_weights(engine_core_group(self->engines[r]))->epoch;
+        group_t *group = (group_t *)(uintptr_t)engine_core_group(self->engines[r]);
+        uint64_t epoch = group_held(group)->epoch;
         digest_t digest = weight_table_digest(self->executors[r]->ops->weights(self->executors[r]));
         if (self->config.shadow) {
             bool known = self->digests[epoch % CC_MAX_EPOCHS].lane[0] != 0 ||
