@@ -144,6 +144,7 @@ size_t sim_batch_run(const sim_batch_t *batch)
                 sum.rounds += r->rounds;
                 sum.updates += r->updates;
                 sum.deaths += r->deaths;
+                sum.removals += r->removals;
                 sum.breaks += r->breaks;
                 sum.epochs += r->epochs;
                 sum.virtual_ns += r->virtual_ns;
@@ -166,7 +167,7 @@ size_t sim_batch_run(const sim_batch_t *batch)
         text, sizeof text,
         "%zu seeds, %.1f s of virtual time in %.1f s: %.0f events/s (%llu events, %llu "
         "requests, %llu tokens, %llu calls, %llu updates, %llu steps, %llu rounds, %llu deaths, "
-        "%llu broken connections, "
+        "%llu removals, %llu broken connections, "
         "%llu group epochs)\n"
         "%zu passed, %zu failed",
         batch->n_seeds, (double)sum.virtual_ns / 1e9, seconds, (double)sum.events / seconds,
@@ -174,8 +175,8 @@ size_t sim_batch_run(const sim_batch_t *batch)
         (unsigned long long)sum.tokens, (unsigned long long)sum.calls,
         (unsigned long long)sum.updates, (unsigned long long)sum.steps,
         (unsigned long long)sum.rounds, (unsigned long long)sum.deaths,
-        (unsigned long long)sum.breaks, (unsigned long long)sum.epochs, batch->n_seeds - failed,
-        failed);
+        (unsigned long long)sum.removals, (unsigned long long)sum.breaks,
+        (unsigned long long)sum.epochs, batch->n_seeds - failed, failed);
     print(batch, text);
     return failed;
 }

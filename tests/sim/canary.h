@@ -30,6 +30,7 @@
     X(OWN_VOTE, "own-vote", "rounds", "a rank takes its own vote for the result")                  \
     X(LOST_END, "lost-end", "liveness", "the end of a request never arrives")                      \
     X(UNNUMBERED, "unnumbered", "liveness", "engines do not see that messages were lost")          \
+    X(UNTOLD, "untold-removal", "liveness", "the coordinator is not told that a rank is removed")  \
     X(FORGOTTEN, "forgotten-request", "resources", "a rank has a request that nobody waits for")   \
     X(REAL_TIME, "real-time", "determinism", "the run looks at the real clock")
 

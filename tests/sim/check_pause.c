@@ -19,11 +19,11 @@
 typedef struct {
     uint32_t front;
     uint64_t generation, number, kind, mode, target;
-    bool *done, *seen; /* [ranks]: answered; acknowledged */
-    uint32_t n_done, n_seen;
-    uint64_t *steps; /* [ranks]: taken when the last rank acknowledged it */
-    bool acked;      /* a PAUSE: with LK_OK by some rank */
-    bool behind;     /* a PAUSE: a weight call was open when the last rank acknowledged it */
+    bool *done, *seen;                  /* [ranks]: answered; acknowledged */
+    uint32_t n_done, n_seen, n_members; /* members: when it was sent */
+    uint64_t *steps;                    /* [ranks]: taken when the last rank acknowledged it */
+    bool acked;                         /* a PAUSE: with LK_OK by some rank */
+    bool behind; /* a PAUSE: a weight call was open when the last rank acknowledged it */
 } command_t;
 
 typedef struct {
@@ -76,6 +76,7 @@ static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
                      .kind = cmd->kind,
                      .mode = cmd->mode,
                      .target = cmd->target,
+                     .n_members = sim->n_members,
                      .done = calloc(sim->o.ranks, sizeof *c->done),
                      .seen = calloc(sim->o.ranks, sizeof *c->seen),
                      .steps = calloc(sim->o.ranks, sizeof *c->steps)};
@@ -114,7 +115,7 @@ static void on_seen(sim_t *sim, state_t *self, uint32_t front, const msg_seen_t 
             return; /* and so are all before it */
         }
         c->seen[seen->rank] = true;
-        if (++c->n_seen == sim->o.ranks) {
+        if (++c->n_seen == c->n_members) {
             memcpy(c->steps, self->steps, sim->o.ranks * sizeof *c->steps);
             c->behind = self->updates > 0;
         }
@@ -125,7 +126,8 @@ static void check_prompt(sim_t *sim, const state_t *self, uint32_t rank, const c
 {
     bool lockstep = sim->o.moe && sim->o.ranks > 1;
     uint64_t limit = sim->o.sync_interval + 1;
-    if (!lockstep || pause->n_seen < sim->o.ranks || pause->mode == PAUSE_WAIT || pause->behind) {
+    if (!lockstep || pause->n_seen < pause->n_members || pause->mode == PAUSE_WAIT ||
+        pause->behind) {
         return;
     }
     uint64_t steps = self->steps[rank] - pause->steps[rank];
@@ -165,9 +167,9 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
     }
     c->done[done->rank] = true;
     c->n_done++;
-    self->updates -= c->kind == CMD_UPDATE && c->n_done == sim->o.ranks;
+    self->updates -= c->kind == CMD_UPDATE && c->n_done == c->n_members;
     if (lifts(c)) {
-        self->lifters -= c->n_done == sim->o.ranks;
+        self->lifters -= c->n_done == c->n_members;
         return;
     }
     if (c->kind != CMD_PAUSE || done->status != LK_OK) {
@@ -183,7 +185,7 @@ static void on_done(sim_t *sim, state_t *self, uint32_t front, const msg_done_t 
         memset(self->holds, 0, sim->o.ranks * sizeof *self->holds);
     }
     c->acked = true;
-    self->everywhere |= c->n_done == sim->o.ranks;
+    self->everywhere |= c->n_done == c->n_members;
     self->holds[done->rank] = true;
 }
 
@@ -239,6 +241,11 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
     }
     if (saw->kind == SIM_SAW_FORMED) {
         set_outside(self, saw->rank, false);
+        for (uint32_t r = 0; r < sim->o.ranks; r++) {
+            if (sim->removed[r]) { /* nothing has to come to it */
+                set_outside(self, r, false);
+            }
+        }
         on_formed(sim, self, saw->epoch);
     } else if (saw->kind == SIM_SAW_LEFT) {
         set_outside(self, saw->rank, true);

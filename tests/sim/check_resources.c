@@ -22,7 +22,9 @@ static void saw(sim_t *sim, void *state, const sim_saw_t *saw)
         return;
     }
     for (uint32_t r = 0; r < sim->o.ranks && sim->phase == SIM_DONE; r++) {
-        check_rank(sim, &sim->ranks[r]);
+        if (!sim->removed[r]) {
+            check_rank(sim, &sim->ranks[r]);
+        }
     }
     for (uint32_t f = 0; f < sim->o.frontends && sim->phase == SIM_DONE; f++) {
         size_t n = engine_client_num_requests(sim->fronts[f].client);

@@ -336,7 +336,7 @@ static void on_fresh(sim_t *sim, state_t *self, uint32_t rank)
     bool any = false;
     self->fresh[rank] = true;
     for (uint32_t r = 0; r < sim->o.ranks; r++) {
-        any |= !self->fresh[r];
+        any |= !self->fresh[r] && !sim->removed[r];
     }
     self->book.sure &= any;
 }

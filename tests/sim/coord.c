@@ -2,6 +2,9 @@
 #include "tests/sim/net.h"
 #include "base/check.h"
 
+#include <stdio.h>
+#include <string.h>
+
 static void reply(void *ctx, uint32_t role, uint32_t rank, uint64_t generation, const msg_t *msg)
 {
     sim_t *sim = ctx;
@@ -76,6 +79,7 @@ void sim_coord_start(sim_coord_t *self)
     sim_t *sim = self->sim;
     coordinator_config_t config = {.dp_size = (uint32_t)sim->o.ranks,
                                    .n_frontends = (uint32_t)sim->o.frontends,
+                                   .shrinks = true,
                                    .config_hash = "sim",
                                    .events_address = "events",
                                    .stats_address = "stats",
@@ -88,6 +92,15 @@ void sim_coord_start(sim_coord_t *self)
                                    .host = {sim, reply, publish_stats, publish_wave}};
     self->coordinator = coordinator_new(&config);
     CHECK(self->coordinator != NULL);
+    char removed[2048] = "";
+    for (uint32_t r = 0; r < sim->o.ranks; r++) {
+        size_t n = strlen(removed);
+        if (sim->removed[r]) {
+            snprintf(removed + n, sizeof removed - n, "%s%u", n > 0 ? "," : "", r);
+        }
+    }
+    lk_error_t err = LK_ERROR_INIT;
+    CHECKF(coordinator_remove_all(self->coordinator, removed, &err) == LK_OK, "%s", err.text);
     self->wake_ns = UINT64_MAX;
     sim_net_up(sim, sim_node_coord(), self->life);
     sim_coord_wake(self);

@@ -9,6 +9,7 @@
 #include "tests/sim/mesh.h"
 #include "tests/sim/net.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { STOP, KILL, BREAK };
@@ -87,7 +88,54 @@ static bool is_last_witness(const sim_t *self, uint32_t node)
     return knows(self, node) & ~others;
 }
 
-static void kill_node(sim_t *self, uint32_t node, const char *why)
+/* The launcher's word to this life of the coordinator, through a pipe; each later one is started
+ * with it (sim_coord_start). */
+static void tell_removed(sim_t *self, uint32_t rank)
+{
+    uint64_t life = sim_net_life(self, sim_node_coord());
+    if (life != 0 && !sim_plants(self, SIM_CANARY_UNTOLD)) {
+        sim_post(self, sim_latency_ns(self), SIM_EV_TOLD, rank, 0, life, NULL);
+    }
+}
+
+void sim_fault_told(sim_t *self, uint32_t rank, uint64_t life)
+{
+    lk_error_t err = LK_ERROR_INIT;
+    char line[64];
+    if (sim_net_life(self, sim_node_coord()) != life) {
+        return;
+    }
+    if (self->stopped != NULL &&
+        self->stopped[sim_node_coord()]) { /* it reads it when it goes on */
+        sim_post(self, LK_MS_NS, SIM_EV_TOLD, rank, 0, life, NULL);
+        return;
+    }
+    snprintf(line, sizeof line, "removed %u killed by signal 9 (Killed)", rank);
+    CHECKF(coordinator_on_launcher(self->coord.coordinator, line, &err) == LK_OK, "%s", err.text);
+    sim_coord_wake(&self->coord);
+}
+
+static void start_again(sim_t *self, uint32_t node, bool for_good)
+{
+    if (!for_good) {
+        sim_post(self, 1 + sim_below(self, self->o.restart_ms * LK_MS_NS + 1), SIM_EV_BORN, node, 0,
+                 0, NULL);
+        return;
+    }
+    uint32_t rank = node - 1;
+    sim_log(self, "rank %u is removed", rank);
+    self->removed[rank] = true;
+    self->n_members--;
+    self->result.removals++;
+    tell_removed(self, rank);
+}
+
+static bool may_remove(const sim_t *self, uint32_t node)
+{
+    return node >= 1 && node <= self->o.ranks && self->n_members > 1;
+}
+
+static void kill_node(sim_t *self, uint32_t node, bool for_good, const char *why)
 {
     if (sim_net_life(self, node) == 0 || is_last_witness(self, node)) {
         return;
@@ -104,13 +152,23 @@ static void kill_node(sim_t *self, uint32_t node, const char *why)
     } else {
         sim_front_kill(&self->fronts[node - 1 - self->o.ranks]);
     }
-    sim_post(self, 1 + sim_below(self, self->o.restart_ms * LK_MS_NS + 1), SIM_EV_BORN, node, 0, 0,
-             NULL);
+    start_again(self, node, for_good);
 }
 
 void sim_fault_kill(sim_t *self, uint32_t node)
 {
-    kill_node(self, node, "SIGKILL");
+    if (self->config.canary == SIM_CANARY_UNTOLD && node == sim_node_coord()) {
+        return; /* its next life would miss the rank by itself, and say so */
+    }
+    bool for_good =
+        self->o.removals > 0 && may_remove(self, node) && sim_chance(self, self->o.removals);
+    kill_node(self, node, for_good, "SIGKILL");
+}
+
+void sim_fault_remove(sim_t *self, uint32_t rank)
+{
+    CHECK(may_remove(self, sim_node_rank(self, rank)));
+    kill_node(self, sim_node_rank(self, rank), true, "SIGKILL");
 }
 
 void sim_fault_ended(sim_t *self, uint32_t node, const char *why)
@@ -124,7 +182,7 @@ void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life)
     if (sim_net_life(self, node) != life || (why == SILENT && !self->stopped[node])) {
         return;
     }
-    kill_node(self, node, why == SILENT ? "the launcher heard nothing of it" : "by itself");
+    kill_node(self, node, false, why == SILENT ? "the launcher heard nothing of it" : "by itself");
     sim_fault_continue(self, node, life); /* if it may not die */
     if (why == ENDED && sim_net_life(self, node) == life) {
         sim_post(self, LK_SECOND_NS / 10, SIM_EV_DIE, node, ENDED, life, NULL);

@@ -20,7 +20,7 @@ typedef struct {
 /* What has arrived from one peer. A peer may be one round and one exchange ahead. */
 typedef struct {
     uint64_t attempt; /* of the peer, in this epoch */
-    bool hello, dead;
+    bool member, hello, dead;
     int64_t lost;
     char why[160];
     uint64_t votes; /* rounds */
@@ -39,7 +39,8 @@ typedef struct {
 
 struct sim_mesh {
     sim_t *sim;
-    uint32_t rank, size;
+    uint32_t rank, size; /* of the cluster */
+    roster_t roster;     /* of the group */
     uint64_t attempt, epoch;
     char address[48];
     bool joined;
@@ -59,6 +60,11 @@ struct sim_mesh {
     uint64_t ex_tag;
     uint32_t shares_here; /* peers whose next share is here */
 };
+
+static bool is_peer(const sim_mesh_t *self, uint32_t rank)
+{
+    return rank != self->rank && self->peers[rank].member;
+}
 
 /* ---- the wire ---- */
 
@@ -219,7 +225,7 @@ static void forget_peers(sim_mesh_t *self)
 static void say_end(sim_mesh_t *self, frame_kind_t kind, int64_t lost, const char *why)
 {
     for (uint32_t p = 0; self->joined && p < self->size; p++) {
-        if (p != self->rank) {
+        if (is_peer(self, p)) {
             send_frame(self, p, kind, (uint64_t)lost, why, strlen(why) + 1);
         }
     }
@@ -240,22 +246,25 @@ const char *sim_mesh_address(const sim_mesh_t *self)
     return self->address;
 }
 
-void sim_mesh_connect(sim_mesh_t *self, uint64_t epoch, const msg_name_t *addresses)
+void sim_mesh_connect(sim_mesh_t *self, uint64_t epoch, const roster_t *roster,
+                      const msg_name_t *addresses)
 {
     CHECK(!self->joined);
     self->epoch = epoch;
     self->joined = true;
-    for (uint32_t p = 0; p < self->size; p++) {
+    self->roster = *roster;
+    for (uint32_t i = 0; i < roster->n; i++) {
         unsigned rank;
         unsigned long long attempt;
-        CHECK(sscanf(msg_cstr(addresses[p].text), "mesh %u %llu", &rank, &attempt) == 2);
-        CHECK(rank == p);
-        self->peers[p].attempt = attempt;
+        CHECK(sscanf(msg_cstr(addresses[i].text), "mesh %u %llu", &rank, &attempt) == 2);
+        CHECK(rank == roster->ranks[i]);
+        self->peers[rank].attempt = attempt;
+        self->peers[rank].member = true;
     }
     for (size_t i = 0; i < self->n_early; i++) {
         const early_t *e = &self->early[i];
         peer_t *peer = &self->peers[e->rank];
-        if (e->attempt == peer->attempt && e->epoch == epoch && !peer->hello) {
+        if (peer->member && e->attempt == peer->attempt && e->epoch == epoch && !peer->hello) {
             peer->hello = true;
             self->n_hello++;
             if (e->gone) {
@@ -264,7 +273,7 @@ void sim_mesh_connect(sim_mesh_t *self, uint64_t epoch, const msg_name_t *addres
         }
     }
     for (uint32_t p = 0; p < self->size; p++) {
-        if (p != self->rank) {
+        if (is_peer(self, p)) {
             send_frame(self, p, FRAME_HELLO, 0, NULL, 0);
         }
     }
@@ -293,7 +302,7 @@ lk_status_t sim_mesh_poll(const sim_mesh_t *self, lk_error_t *err)
 lk_status_t sim_mesh_connect_test(const sim_mesh_t *self, lk_error_t *err)
 {
     LK_RETURN_IF_ERROR(sim_mesh_poll(self, err));
-    return self->n_hello == self->size - 1 ? LK_OK : LK_INPROGRESS;
+    return self->n_hello == self->roster.n - 1 ? LK_OK : LK_INPROGRESS;
 }
 
 int64_t sim_mesh_lost(const sim_mesh_t *self)
@@ -334,7 +343,7 @@ static lk_status_t vote_post(void *ctx, uint64_t round, const uint64_t *vec, siz
                               .n = n});
     for (uint32_t p = 0; p < self->size; p++) {
         self->votes_here += self->peers[p].votes > round;
-        if (p != self->rank) {
+        if (is_peer(self, p)) {
             sim->mesh_stats.votes++;
             sim->mesh_stats.vote_bytes += n * sizeof *vec;
             send_frame(self, p, FRAME_VOTE, round, vec, n * sizeof *vec);
@@ -348,10 +357,10 @@ static lk_status_t min_of_all(const sim_mesh_t *self, uint64_t round, uint64_t *
 {
     size_t n = self->vote_len;
     memcpy(out, self->vote, n * sizeof *out);
-    bool own = self->size > 1 && sim_plants(self->sim, SIM_CANARY_OWN_VOTE);
+    bool own = self->roster.n > 1 && sim_plants(self->sim, SIM_CANARY_OWN_VOTE);
     for (uint32_t p = 0; !own && p < self->size; p++) {
         const frame_t *vote = self->peers[p].vote[round % 2];
-        if (p == self->rank) {
+        if (!is_peer(self, p)) {
             continue;
         }
         if (vote->len != n * sizeof *out) {
@@ -371,7 +380,7 @@ static lk_status_t vote_test(void *ctx, uint64_t *out, lk_error_t *err)
     sim_mesh_t *self = ctx;
     CHECK(self->vote_out);
     uint64_t round = self->next - 1;
-    if (self->votes_here < self->size - 1) {
+    if (self->votes_here < self->roster.n - 1) {
         for (uint32_t p = 0; self->n_dead > 0 && p < self->size; p++) {
             const peer_t *peer = &self->peers[p];
             if (peer->dead && peer->votes <= round) {
@@ -403,7 +412,7 @@ static void list_ranks(const sim_mesh_t *self, bool (*late)(const sim_mesh_t *se
     size_t n = 0;
     out[0] = '\0';
     for (uint32_t p = 0; p < self->size && n < room; p++) {
-        if (p != self->rank && late(self, p)) {
+        if (is_peer(self, p) && late(self, p)) {
             n += (size_t)snprintf(out + n, room - n, "%s%u", n > 0 ? ", " : "", p);
         }
     }
@@ -438,13 +447,14 @@ static lk_status_t ex_post(void *ctx, uint64_t tag, const ep_buf_t *send, lk_err
     CHECK(self->joined && !self->ex_out);
     self->ex_out = true;
     self->ex_tag = tag;
-    for (uint32_t p = 0; p < self->size; p++) {
+    for (uint32_t i = 0; i < self->roster.n; i++) {
+        uint32_t p = self->roster.ranks[i];
         free(self->peers[p].taken);
         self->peers[p].taken = NULL;
         if (p != self->rank) {
             self->sim->mesh_stats.exchanges++;
-            self->sim->mesh_stats.exchange_bytes += send[p].len;
-            send_frame(self, p, FRAME_SHARE, tag, send[p].data, send[p].len);
+            self->sim->mesh_stats.exchange_bytes += send[i].len;
+            send_frame(self, p, FRAME_SHARE, tag, send[i].data, send[i].len);
         }
     }
     return LK_OK;
@@ -464,7 +474,7 @@ static lk_status_t ex_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
 {
     sim_mesh_t *self = ctx;
     CHECK(self->ex_out);
-    if (self->shares_here < self->size - 1) {
+    if (self->shares_here < self->roster.n - 1) {
         for (uint32_t p = 0; self->n_dead > 0 && p < self->size; p++) {
             if (self->peers[p].dead && share_is_late(self, p)) {
                 return lk_error_set(err, LK_ERR_PEER, "%s", self->peers[p].why);
@@ -473,21 +483,21 @@ static lk_status_t ex_test(void *ctx, ep_buf_t *recv, lk_error_t *err)
         return LK_INPROGRESS;
     }
     for (uint32_t p = 0; p < self->size; p++) {
-        if (p != self->rank && self->peers[p].shares[0]->n != self->ex_tag) {
+        if (is_peer(self, p) && self->peers[p].shares[0]->n != self->ex_tag) {
             return lk_error_set(err, LK_ERR_PEER, "rank %u is out of step: exchange %llx, not %llx",
                                 p, (unsigned long long)self->peers[p].shares[0]->n,
                                 (unsigned long long)self->ex_tag);
         }
     }
-    for (uint32_t p = 0; p < self->size; p++) {
-        peer_t *peer = &self->peers[p];
-        recv[p] = (ep_buf_t){0};
-        if (p != self->rank) {
+    for (uint32_t i = 0; i < self->roster.n; i++) {
+        peer_t *peer = &self->peers[self->roster.ranks[i]];
+        recv[i] = (ep_buf_t){0};
+        if (i != self->roster.place) {
             peer->taken = peer->shares[0];
             peer->shares[0] = peer->shares[1];
             peer->n_shares--;
             self->shares_here -= peer->n_shares == 0;
-            recv[p] = (ep_buf_t){peer->taken->data, peer->taken->len};
+            recv[i] = (ep_buf_t){peer->taken->data, peer->taken->len};
         }
     }
     self->ex_out = false;

@@ -16,7 +16,9 @@ void sim_mesh_destroy(sim_mesh_t **self_p);
 
 /* A fresh one for each attempt. */
 const char *sim_mesh_address(const sim_mesh_t *self);
-void sim_mesh_connect(sim_mesh_t *self, uint64_t epoch, const msg_name_t *addresses);
+/* Addresses in the order of the members. */
+void sim_mesh_connect(sim_mesh_t *self, uint64_t epoch, const roster_t *roster,
+                      const msg_name_t *addresses);
 LK_MUST_USE lk_status_t sim_mesh_connect_test(const sim_mesh_t *self, lk_error_t *err);
 /* LK_ERR_PEER once a peer is gone. */
 LK_MUST_USE lk_status_t sim_mesh_poll(const sim_mesh_t *self, lk_error_t *err);

@@ -44,10 +44,29 @@ static void ask(sim_t *self, sim_call_kind_t kind, uint64_t value)
     sim_call(self, 0, kind, value, false, NULL, 0, on_answer, NULL);
 }
 
+/* No front end lets a request through to a rank that is not there. */
+static void check_refused(sim_t *self, uint32_t rank)
+{
+    for (uint32_t f = 0; f < self->o.frontends; f++) {
+        if (sim_request_add(self, SIM_NO_CLIENT, f, rank, 2, 2) != NULL) {
+            sim_fail(self, "requests", "front end %u takes a request for rank %u, which is removed",
+                     f, rank);
+        }
+    }
+}
+
 static void ask_requests(sim_t *self)
 {
+    for (uint32_t r = 0; r < self->o.ranks; r++) {
+        if (self->removed[r]) {
+            check_refused(self, r);
+        }
+    }
     self->probe.first_request = self->n_requests;
     for (uint32_t r = 0; r < self->o.ranks; r++) {
+        if (self->removed[r]) {
+            continue;
+        }
         uint32_t n = LK_MIN(self->max_model_len / 2, 8);
         uint32_t front = r % (uint32_t)self->o.frontends;
         if (sim_request_add(self, SIM_NO_CLIENT, front, r, n, n) == NULL) {
@@ -83,15 +102,15 @@ static void forget_a_request(sim_t *self)
         .handle = UINT64_MAX,
         .prompt = {prompt, sizeof prompt},
         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 4, .logprobs = -1}};
-    engine_core_on_message(self->ranks[0].core, 0, &msg);
+    engine_core_on_message(self->ranks[sim_first_member(self)].core, 0, &msg);
 }
 
 static bool is_paused(const sim_t *self)
 {
     bool paused = false;
     for (uint32_t r = 0; r < self->o.ranks; r++) {
-        const group_t *group = engine_core_group(self->ranks[r].core);
-        paused |= pause_is_paused(group_pause(group));
+        paused |= !self->removed[r] &&
+                  pause_is_paused(group_pause(engine_core_group(self->ranks[r].core)));
     }
     return paused;
 }
@@ -103,7 +122,8 @@ void sim_probe_act(sim_t *self)
     }
     bool dirty = false;
     for (uint32_t r = 0; r < self->o.ranks; r++) {
-        dirty |= (group_gates(engine_core_group(self->ranks[r].core)) & GATE_DIRTY) != 0;
+        dirty |= !self->removed[r] &&
+                 (group_gates(engine_core_group(self->ranks[r].core)) & GATE_DIRTY) != 0;
     }
     switch ((probe_stage_t)self->probe.stage) {
     case PROBE_RESUME:

@@ -93,7 +93,7 @@ static void say_hello(sim_rank_t *self, const char *why)
                               .weight_epoch = sim_rank_weights(self),
                               .heard_epoch = self->enrol.epoch,
                               .revision = self->enrol.revision,
-                              .members = self->sim->o.ranks};
+                              .members = self->roster.n};
     send_msg(self, SIM_LINK_HANDSHAKE, sim_node_coord(), 0, &msg);
 }
 
@@ -131,6 +131,12 @@ static lk_status_t open_executor(sim_rank_t *self, lk_error_t *err)
 {
     const sim_options_t *o = &self->sim->o;
     bool ep = o->moe && o->ranks > 1;
+    ep_t exchange = ep ? sim_mesh_ep(self->mesh) : ep_local();
+    if (ep) { /* it is connected later */
+        exchange.rank = self->roster.place;
+        exchange.size = self->roster.n;
+    }
+    self->opened = self->roster;
     executor_config_t config = {.model = &self->sim->model,
                                 .dtype = LK_DTYPE_F32,
                                 .shadow = o->swap == 1,
@@ -141,7 +147,7 @@ static lk_status_t open_executor(sim_rank_t *self, lk_error_t *err)
                                 .max_seqs = (uint32_t)o->max_num_seqs,
                                 .max_tokens = (uint32_t)o->max_batched_tokens,
                                 .threads = 1,
-                                .ep = ep ? sim_mesh_ep(self->mesh) : ep_local()};
+                                .ep = exchange};
     return sim_exec_open(self, &config, &self->executor, err);
 }
 
@@ -152,6 +158,7 @@ static lk_status_t open_core(sim_rank_t *self, lk_error_t *err)
     engine_core_config_t config = {
         .rank = self->rank,
         .dp_size = (uint32_t)o->ranks,
+        .roster = self->roster,
         .n_frontends = (uint32_t)o->frontends,
         .group_epoch = self->enrol.epoch,
         .shadow = o->swap == 1,
@@ -190,7 +197,7 @@ static void form(sim_rank_t *self)
     sim_t *sim = self->sim;
     lk_error_t err = LK_ERROR_INIT;
     if (self->core != NULL) {
-        engine_core_form(self->core, self->enrol.epoch, self->weight_floor, NULL);
+        engine_core_form(self->core, self->enrol.epoch, self->weight_floor, &self->roster);
     } else if (open_core(self, &err) != LK_OK) {
         sim_fail(sim, "start", "engine %u can not start: %s", self->rank, err.text);
         return;
@@ -235,6 +242,31 @@ static void leave(sim_rank_t *self, int64_t lost, const char *why)
     sim_saw(self->sim, &(sim_saw_t){.kind = SIM_SAW_LEFT, .rank = self->rank});
 }
 
+/* The share of the experts is another one. */
+static void follow_members(sim_rank_t *self)
+{
+    sim_t *sim = self->sim;
+    const roster_t *now = &self->roster, *was = &self->opened;
+    lk_error_t err = LK_ERROR_INIT;
+    if (!sim->o.moe || sim->o.ranks == 1 || (now->n == was->n && now->place == was->place)) {
+        return;
+    }
+    sim_log(sim, "rank %u loads its weights anew, as %u of %u", self->rank, now->place, now->n);
+    if (self->core != NULL) {
+        engine_core_reload(self->core, now);
+    }
+    self->executor->ops->close(self->executor);
+    lk_status_t status = open_executor(self, &err);
+    if (status == LK_OK && self->core != NULL) {
+        status = engine_core_reloaded(self->core, self->executor, &err);
+    }
+    if (status != LK_OK) {
+        sim_fail(sim, "start", "engine %u can not load again: %s", self->rank, err.text);
+        return;
+    }
+    sim_saw(sim, &(sim_saw_t){.kind = SIM_SAW_RANK_UP, .rank = self->rank});
+}
+
 /* What enrol says, in this order; init is NULL where it asks for nothing of it. */
 static void carry_out(sim_rank_t *self, unsigned actions, const msg_init_t *init, int64_t lost,
                       const char *why)
@@ -253,7 +285,8 @@ static void carry_out(sim_rank_t *self, unsigned actions, const msg_init_t *init
     }
     if (actions & ENROL_CONNECT) {
         self->weight_floor = init->weight_floor;
-        sim_mesh_connect(self->mesh, init->group_epoch, init->mesh.items);
+        follow_members(self);
+        sim_mesh_connect(self->mesh, init->group_epoch, &self->roster, init->mesh.items);
     }
     if (actions & ENROL_FORM) {
         form(self);
@@ -409,6 +442,7 @@ void sim_rank_start(sim_rank_t *self)
     self->said = calloc(sim->o.frontends, sizeof *self->said);
     CHECK(self->front_lives != NULL && self->said != NULL);
     self->mesh = sim_mesh_new(sim, self->rank);
+    self->roster = roster_of_all((uint32_t)sim->o.ranks, self->rank);
     sim_net_up(sim, node_of(self), self->generation);
     sim_rank_listen(self);
     if (open_executor(self, &err) != LK_OK) {
@@ -450,10 +484,24 @@ static void on_init(sim_rank_t *self, const msg_init_t *init)
         carry_out(self, enrol_on(&self->enrol, ENROL_ON_REFUSED, now), NULL, -1, why);
         return;
     }
-    const char *named = msg_cstr(init->mesh.items[self->rank].text);
+    roster_t roster;
+    lk_error_t err = LK_ERROR_INIT;
+    if (roster_of_init(init, (uint32_t)self->sim->o.ranks, self->rank, &roster, &err) < 0) {
+        sim_fail(self->sim, "engine", "%s", err.text);
+        return;
+    }
+    bool inside = self->enrol.state == ENROL_CONNECTING || self->enrol.state == ENROL_MEMBER;
+    if (inside && init->group_epoch == self->enrol.epoch && !roster_equal(&roster, &self->roster)) {
+        lose(self, -1, "the coordinator knows other members of this group epoch");
+        return;
+    }
+    const char *named = msg_cstr(init->mesh.items[roster.place].text);
     bool mine = strcmp(named, sim_mesh_address(self->mesh)) == 0;
-    carry_out(self, enrol_on_init(&self->enrol, init->group_epoch, init->revision, mine, now), init,
-              -1, "a newer group epoch has begun");
+    unsigned actions = enrol_on_init(&self->enrol, init->group_epoch, init->revision, mine, now);
+    if (actions & (ENROL_CONNECT | ENROL_RELINK)) {
+        self->roster = roster;
+    }
+    carry_out(self, actions, init, -1, "a newer group epoch has begun");
 }
 
 /* The canary: "paused" for an answer, because the rank has heard of it. */

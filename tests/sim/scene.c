@@ -243,9 +243,14 @@ void scene_kill(sim_t *sim, uint32_t node)
     sim_fault_kill(sim, node);
 }
 
+void scene_remove(sim_t *sim, uint32_t rank)
+{
+    sim_fault_remove(sim, rank);
+}
+
 bool scene_is_whole(const sim_t *sim, uint64_t epoch)
 {
-    return sim_everybody_serves(sim) && sim->ranks[0].enrol.epoch == epoch;
+    return sim_everybody_serves(sim) && sim->ranks[sim_first_member(sim)].enrol.epoch == epoch;
 }
 
 void scene_stop(sim_t *sim, uint32_t node, uint64_t ms)

@@ -145,6 +145,8 @@ void scene_delay_start(sim_t *sim, uint32_t rank, uint64_t ms);
 void scene_lose(sim_t *sim, msg_type_t type, uint32_t from, uint32_t to);
 /* SIGKILL; it is started again. */
 void scene_kill(sim_t *sim, uint32_t node);
+/* SIGKILL; the launcher removes the rank. */
+void scene_remove(sim_t *sim, uint32_t rank);
 /* SIGSTOP, and SIGCONT after so long. */
 void scene_stop(sim_t *sim, uint32_t node, uint64_t ms);
 

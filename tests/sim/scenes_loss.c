@@ -198,3 +198,113 @@ bool scene_all_ranks_die(sim_t *sim, sim_scene_t *scene)
     EXPECT(scene->r[0]->finish == FINISH_LENGTH);
     SCENE_END;
 }
+
+/* ---- ranks that do not come back ---- */
+
+static bool transfers_everywhere(const sim_t *sim)
+{
+    bool all = true;
+    for (uint32_t r = 0; r < sim->o.ranks; r++) {
+        all &= sim->removed[r] || sim->scene->entered[r] > 0;
+    }
+    return all;
+}
+
+bool scene_dense_rank_is_removed_in_an_update(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene->r[0] = scene_request(sim, 0, 1, 4, 190);
+    AWAIT(scene_tokens(scene->r[0]) > 3);
+    scene_session(sim);
+    AWAIT(transfers_everywhere(sim));
+    scene_remove(sim, 1);
+    AWAIT(scene->session_over);
+    EXPECT(scene->session != LK_OK);
+    AWAIT(scene_ended(scene->r[0]));
+    EXPECT(scene_is_retryable(scene->r[0]));
+    AWAIT(scene_is_whole(sim, 2));
+    scene_session(sim);
+    AWAIT(scene->session_over);
+    EXPECT(scene->session == LK_OK);
+    scene->r[1] = scene_request(sim, 0, 0, 4, 8);
+    scene->r[2] = scene_request(sim, 0, 2, 4, 8);
+    AWAIT(scene_ended(scene->r[1]) && scene_ended(scene->r[2]));
+    EXPECT(scene->r[1]->finish == FINISH_LENGTH && scene->r[2]->finish == FINISH_LENGTH);
+    SCENE_END;
+}
+
+bool scene_moe_rank_is_removed_in_an_update(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene_session(sim);
+    AWAIT(scene->session_over);
+    EXPECT(scene->session == LK_OK);
+    scene->n[0] = scene->entered[0];
+    scene_session(sim);
+    AWAIT(scene->entered[0] > scene->n[0]);
+    scene_remove(sim, 0);
+    AWAIT(scene->session_over);
+    EXPECT(scene->session != LK_OK);
+    AWAIT(scene_is_whole(sim, 2));
+    EXPECT(group_gates(scene_group(sim, 1)) & GATE_DIRTY);
+    EXPECT(group_held((group_t *)(uintptr_t)scene_group(sim, 2))->epoch == 0);
+    scene_session(sim);
+    AWAIT(scene->session_over);
+    EXPECT(scene->session == LK_OK);
+    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
+    scene->r[1] = scene_request(sim, 0, 2, 4, 8);
+    AWAIT(scene_ended(scene->r[0]) && scene_ended(scene->r[1]));
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH && scene->r[1]->finish == FINISH_LENGTH);
+    SCENE_END;
+}
+
+bool scene_removed_down_to_one(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene->c[0] = scene_pause(sim, 0, PAUSE_KEEP, true);
+    AWAIT(scene_ok(scene->c[0]));
+    for (scene->i = 0; scene->i < 3; scene->i++) {
+        scene_remove(sim, scene->i);
+        AWAIT(scene_is_whole(sim, 2 + scene->i));
+        EXPECT(pause_is_paused(group_pause(scene_group(sim, 3))));
+    }
+    scene->r[0] = scene_request(sim, 0, -1, 4, 8);
+    AWAIT_MS(100);
+    EXPECT(!scene_ended(scene->r[0]));
+    scene->c[1] = scene_resume(sim, 0);
+    AWAIT(scene_ended(scene->r[0]));
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    SCENE_END;
+}
+
+bool scene_coordinator_dies_with_a_removed_rank(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene_kill(sim, sim_node_coord());
+    scene_remove(sim, 2);
+    AWAIT(sim->coord.coordinator != NULL && coordinator_serving(sim->coord.coordinator));
+    AWAIT(scene_is_whole(sim, 2));
+    scene_kill(sim, sim_node_coord()); /* and once more, while the two serve */
+    AWAIT(sim->coord.coordinator != NULL && coordinator_serving(sim->coord.coordinator));
+    EXPECT(scene_is_whole(sim, 2));
+    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
+    AWAIT(scene_ended(scene->r[0]));
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    SCENE_END;
+}
+
+bool scene_two_are_removed_while_ranks_connect(sim_t *sim, sim_scene_t *scene)
+{
+    SCENE_BEGIN;
+    scene_kill(sim, sim_node_rank(sim, 3));
+    AWAIT(sim->ranks[0].enrol.state == ENROL_CONNECTING);
+    scene_remove(sim, 1);
+    AWAIT(sim->ranks[0].enrol.state == ENROL_CONNECTING && sim->ranks[0].enrol.epoch > 2);
+    scene_remove(sim, 2);
+    AWAIT(sim_everybody_serves(sim));
+    EXPECT(sim->ranks[0].roster.n == 2 && sim->ranks[3].roster.place == 1);
+    scene->r[0] = scene_request(sim, 0, 3, 4, 8);
+    AWAIT(scene_ended(scene->r[0]));
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    SCENE_END;
+}

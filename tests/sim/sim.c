@@ -74,6 +74,15 @@ void sim_trace(sim_t *self, uint64_t value)
     self->trace = lk_mix64(self->trace ^ value);
 }
 
+uint32_t sim_first_member(const sim_t *self)
+{
+    uint32_t r = 0;
+    while (self->removed[r]) {
+        r++;
+    }
+    return r;
+}
+
 uint64_t sim_fresh_life(sim_t *self)
 {
     self->lives = LK_MAX(self->lives + 1, self->now_ns);
@@ -189,16 +198,20 @@ static void enter_phase(sim_t *self, sim_phase_t phase)
 
 bool sim_everybody_serves(const sim_t *self)
 {
+    uint64_t epoch = self->ranks[sim_first_member(self)].enrol.epoch;
     for (uint32_t r = 0; r < self->o.ranks; r++) {
         const sim_rank_t *rank = &self->ranks[r];
-        if (rank->enrol.state != ENROL_MEMBER || rank->enrol.epoch != self->ranks[0].enrol.epoch ||
-            !group_is_member(engine_core_group(rank->core)) ||
+        if (self->removed[r]) {
+            continue;
+        }
+        if (rank->enrol.state != ENROL_MEMBER || rank->enrol.epoch != epoch ||
+            rank->roster.n != self->n_members || !group_is_member(engine_core_group(rank->core)) ||
             group_updating(engine_core_group(rank->core))) {
             return false;
         }
     }
     for (uint32_t f = 0; f < self->o.frontends; f++) {
-        if (!sim_front_serves(&self->fronts[f], self->ranks[0].enrol.epoch)) {
+        if (!sim_front_serves(&self->fronts[f], epoch)) {
             return false;
         }
     }
@@ -307,6 +320,9 @@ static void handle(sim_t *self, sim_event_t *event)
     case SIM_EV_BORN:
         sim_fault_born(self, event->a);
         break;
+    case SIM_EV_TOLD:
+        sim_fault_told(self, event->a, event->n);
+        break;
     case SIM_EV_SCENE:
         sim_scene_tick(self);
         break;
@@ -346,6 +362,7 @@ static void old_world(sim_options_t *o)
     o->trainers = LK_MIN(o->trainers, 1);
     o->trainer_deaths = 0;
     o->break_every_ms = 0;
+    o->removals = 0;
 }
 
 static void open_world(sim_t *self)
@@ -362,7 +379,9 @@ static void open_world(sim_t *self)
     CHECK(self->mesh_last_ns != NULL);
     self->ranks = calloc(self->o.ranks, sizeof *self->ranks);
     self->fronts = calloc(self->o.frontends, sizeof *self->fronts);
-    CHECK(self->ranks != NULL && self->fronts != NULL);
+    self->removed = calloc(self->o.ranks, sizeof *self->removed);
+    self->n_members = (uint32_t)self->o.ranks;
+    CHECK(self->ranks != NULL && self->fronts != NULL && self->removed != NULL);
     sim_scene_start(self);
     self->coord.sim = self;
     sim_coord_start(&self->coord);
@@ -402,6 +421,7 @@ static void close_world(sim_t *self)
     sim_net_destroy(&self->net);
     sim_checks_destroy(self, &self->checks);
     free(self->ranks);
+    free(self->removed);
     free(self->fronts);
 }
 

@@ -39,7 +39,8 @@ typedef struct sim sim_t;
     X(SCENE)   /* time goes on for a script (scene.h) */                                           \
     X(CONT)    /* node a, which was stopped, goes on (n: that life of it) */                       \
     X(DIE)     /* that life ends */                                                                \
-    X(BORN)    /* the launcher starts node a again */
+    X(BORN)    /* the launcher starts node a again */                                              \
+    X(TOLD)    /* it tells that life n of the coordinator that rank a is removed */
 
 typedef enum {
 #define X(name) SIM_EV_##name,
@@ -83,7 +84,7 @@ typedef struct {
     uint64_t requests, tokens, calls, steps, rounds, updates;
     /* steps of a rank from every rank's SEEN to its answer, over the pauses (but mode wait) */
     uint64_t pauses, pause_steps, pause_steps_most;
-    uint64_t deaths, breaks, epochs;
+    uint64_t deaths, removals, breaks, epochs;
     sim_figures_t safety; /* of that phase */
     bool failed;
     char check[32], text[4096];
@@ -110,6 +111,7 @@ typedef struct {
     uint64_t generation, sequence, weight_floor;
     lk_env_t env;
     enrol_t enrol;
+    roster_t roster, opened; /* of the newest INIT; that the executor is open for */
     sim_mesh_t *mesh;
     uint64_t *said;        /* [frontends]: messages over the output connection to that life */
     uint64_t *front_lives; /* [frontends]: which the addresses in INIT belong to; 0: none yet */
@@ -171,6 +173,8 @@ struct sim {
     bool *caller_busy; /* [callers] */
     uint32_t mesh_breaks;
     uint64_t group_epoch, weight_epoch; /* the newest that a rank was in, held */
+    bool *removed;                      /* [ranks]: for good */
+    uint32_t n_members;                 /* ranks that are not */
     bool *stopped;                      /* [nodes] (net.h): by SIGSTOP; its clock runs on */
     sim_trainer_t *trainers;
     struct {
@@ -217,6 +221,9 @@ static inline uint64_t sim_around(sim_t *self, uint64_t mean)
 }
 /* Of one message. */
 uint64_t sim_latency_ns(sim_t *self);
+
+/* The first rank that is not removed. */
+uint32_t sim_first_member(const sim_t *self);
 
 /* The generation of a new process: higher than all before. */
 uint64_t sim_fresh_life(sim_t *self);
@@ -340,6 +347,9 @@ void sim_fault_kill(sim_t *self, uint32_t node); /* unless it is the last witnes
 void sim_fault_ended(sim_t *self, uint32_t node, const char *why);
 void sim_fault_die(sim_t *self, uint32_t node, uint32_t why, uint64_t life);
 void sim_fault_born(sim_t *self, uint32_t node);
+/* A rank that runs dies, and does not come back. */
+void sim_fault_remove(sim_t *self, uint32_t rank);
+void sim_fault_told(sim_t *self, uint32_t rank, uint64_t life);
 /* The front end's process runs: who calls it gets somewhere. */
 bool sim_front_runs(const sim_t *self, uint32_t front);
 

@@ -71,6 +71,10 @@ START_TEST(test_canary)
         sim_options_draw(&config.options, seed);
         config.options.stop_every_ms = config.options.kill_every_ms = 0;
         config.options.torn_streams = 0;
+        if (canary == SIM_CANARY_UNTOLD) {
+            config.options.kill_every_ms = 50;
+            config.options.removals = 100;
+        }
         config.options.break_every_ms = canary == SIM_CANARY_UNNUMBERED ? 2 : 0;
         sim_run(&config, &r);
         if (canary == SIM_CANARY_REAL_TIME) {

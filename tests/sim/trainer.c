@@ -62,6 +62,17 @@ static void look_soon(sim_trainer_t *self)
     }
 }
 
+/* As its front end answers get_world_size; a dead one's ranks are all there were. */
+static uint32_t count_ranks(const sim_trainer_t *self)
+{
+    const sim_t *sim = self->sim;
+    engine_client_info_t info = {.n_members = (uint32_t)sim->o.ranks};
+    if (sim->fronts[self->front].client != NULL) {
+        engine_client_info(sim->fronts[self->front].client, &info);
+    }
+    return info.n_members;
+}
+
 static void listen_anew(sim_trainer_t *self)
 {
     sim_t *sim = self->sim;
@@ -72,7 +83,7 @@ static void listen_anew(sim_trainer_t *self)
              (unsigned long long)self->sessions);
     self->listener = mem_listener_new(self->name, sim->o.ring_bytes);
     self->sender = sender_new(&sim->env, sim->o.transfer_timeout_ms * LK_MS_NS, self->token,
-                              (uint32_t)sim->o.ranks, 1);
+                              count_ranks(self), 1);
     CHECK(self->listener != NULL && self->sender != NULL);
     look_soon(self);
 }

@@ -12,6 +12,7 @@ typedef struct {
     const lk_env_t *env; /* first: of this rank */
     sim_rank_t *rank;
     char token[64];
+    uint32_t world;   /* ranks of the group when it connected */
     uint64_t entered; /* updates of this connection */
     bool in_update, received;
     uint64_t entered_ns, no_progress_ns;
@@ -37,6 +38,7 @@ static lk_status_t c_init_post(void *state, const json_t *init_info, const wte_c
     self->rank = rank_of(ctx);
     self->rank->transfer = self;
     self->no_progress_ns = ctx->no_progress_ns;
+    self->world = ctx->dp_size;
     self->entered = 0;
     self->in_update = false;
     snprintf(self->token, sizeof self->token, "%s",
@@ -71,8 +73,11 @@ static lk_status_t c_update_post(void *state, const wte_update_t *update, const 
 static bool is_missing(const collective_t *self, const sim_rank_t *peer)
 {
     const collective_t *other = peer->transfer;
-    return peer != self->rank && (other == NULL || strcmp(other->token, self->token) != 0 ||
-                                  other->entered < self->entered);
+    const sim_t *sim = self->rank->sim;
+    bool stranger = sim->removed[peer->rank] && self->world <= sim->n_members;
+    return peer != self->rank && !stranger &&
+           (other == NULL || strcmp(other->token, self->token) != 0 ||
+            other->entered < self->entered);
 }
 
 static void list_missing(const collective_t *self, char *out, size_t room)
@@ -169,7 +174,7 @@ void sim_transfer_describe(const sim_t *sim, uint32_t rank, char *out, size_t ro
         list_missing(transfer, missing, sizeof missing);
         snprintf(out, room, "sits in the weight broadcast and waits for %s%s",
                  missing[0] != '\0' ? "rank " : "the trainer", missing);
-    } else if (group_updating(engine_core_group(self->core))) {
+    } else if (self->core != NULL && group_updating(engine_core_group(self->core))) {
         snprintf(out, room, "carries out a weight call");
     }
 }
