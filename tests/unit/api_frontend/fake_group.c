@@ -171,6 +171,20 @@ void fg_stats(fake_group_t *g, bool serving, bool run, uint64_t group_epoch, con
     engine_client_on_msg(g->client, &msg);
 }
 
+void fg_removed(fake_group_t *g, bool serving, uint64_t group_epoch, uint32_t rank, const char *why)
+{
+    msg_removal_t removal = {rank, msg_str(why)};
+    msg_t msg = {.type = MSG_STATS};
+    msg.stats = (msg_stats_t){.serving = serving,
+                              .group_epoch = group_epoch,
+                              .lockstep = g->config.expert_parallel,
+                              .max_model_len = 64,
+                              .vocab_size = 300,
+                              .why = msg_str(serving ? "" : "engine 1 was removed: x"),
+                              .removed = {&removal, 1}};
+    engine_client_on_msg(g->client, &msg);
+}
+
 void fg_here(fake_group_t *g, uint32_t rank, uint64_t generation, uint64_t group_epoch)
 {
     msg_t msg = {.type = MSG_ENGINE_HERE};

@@ -46,6 +46,9 @@ void fg_output(fake_group_t *g, uint32_t rank, uint64_t handle, uint32_t first, 
                finish_reason_t finish);
 /* dead may be NULL: "engine 1: silent for 5.0 s". */
 void fg_stats(fake_group_t *g, bool serving, bool run, uint64_t group_epoch, const char *dead);
+/* Serving, and it says which rank is removed. */
+void fg_removed(fake_group_t *g, bool serving, uint64_t group_epoch, uint32_t rank,
+                const char *why);
 /* The rank enters a group epoch as this life. */
 void fg_here(fake_group_t *g, uint32_t rank, uint64_t generation, uint64_t group_epoch);
 /* It leaves it; lost: the rank to blame, or -1. */

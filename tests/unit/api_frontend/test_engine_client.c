@@ -397,6 +397,120 @@ START_TEST(test_left_lockstep)
 END_TEST
 
 /* A dense rank came back so fast that nobody missed it: what its old life had is over. */
+static void setup3(void)
+{
+    fg_init(&g, 3, false);
+}
+
+static bool is_whole(void)
+{
+    engine_client_info_t info;
+    engine_client_info(g.client, &info);
+    return info.whole;
+}
+
+/* The others are enough for everything; it gets nothing, and a request for it is told why. */
+START_TEST(test_removed_rank)
+{
+    stream_t lost = {0}, stays = {0};
+    outcome_t pause = {0}, info_call = {0};
+    for (uint32_t r = 0; r < 3; r++) {
+        fg_here(&g, r, 1, 1);
+    }
+    add(&lost, 1);
+    uint64_t handle = add(&stays, 2);
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+    engine_client_utility(g.client, "weight_info", "", 0, on_result, &info_call);
+    fg_removed(&g, false, 1, 1, "killed by signal 9 (Killed)");
+    ck_assert_int_eq(lost.ends, 1);
+    ck_assert_int_eq(lost.error_status, LK_ERR_UNAVAILABLE);
+    ck_assert_str_eq(lost.error, "engine 1 was removed: killed by signal 9 (Killed)");
+    ck_assert_int_eq(pause.status, LK_ERR_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(pause.text, "engine 1 was removed"));
+    ck_assert_int_eq(stays.ends, 0);
+    ck_assert_ptr_null(engine_client_dead_reason(g.client, 1));
+    ck_assert_str_eq(engine_client_removed_reason(g.client, 1), lost.error);
+    engine_client_info_t info;
+    engine_client_info(g.client, &info);
+    ck_assert(info.n_members == 2 && info.n_ranks == 3 && info.n_dead == 0);
+    fg_left(&g, 0, 1, 1, "rank 1 closed its mesh connection"); /* late */
+    fg_removed(&g, false, 1, 1, "again");
+
+    fg_here(&g, 0, 1, 2);
+    fg_removed(&g, true, 2, 1, "again");
+    ck_assert(!is_whole());
+    fg_here(&g, 2, 1, 2);
+    ck_assert(is_whole());
+    ck_assert_ptr_null(engine_client_closed_reason(g.client));
+    fg_here(&g, 1, 2, 2); /* nonsense: it does not come back */
+    ck_assert_ptr_nonnull(engine_client_removed_reason(g.client, 1));
+
+    static const uint32_t prompt[] = {1};
+    engine_request_t request = {.id = "r", .prompt = prompt, .n_prompt = 1, .rank = 1};
+    uint64_t unused = 0;
+    lk_error_t err = LK_ERROR_INIT;
+    ck_assert_int_eq(engine_client_add(g.client, &request, on_output, &lost, &unused, &err),
+                     LK_ERR_UNAVAILABLE);
+    ck_assert_str_eq(err.text, lost.error);
+    fg_drop_all(&g);
+    stream_t any[20] = {{0}};
+    for (int i = 0; i < 20; i++) {
+        add(&any[i], -1);
+    }
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_ADD), 0);
+    ck_assert(fg_count(&g, 0, MSG_ADD) > 0 && fg_count(&g, 2, MSG_ADD) > 0);
+    /* commands, utilities and beats go to the others, and wait for nobody else */
+    outcome_t again = {0}, asked = {0}, late = {0};
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &again);
+    fg_done(&g, 1, 1, LK_OK, "", "");
+    fg_done(&g, 0, 1, LK_OK, "", "{\"a\": 0}");
+    ck_assert_int_eq(again.calls, 0);
+    fg_done(&g, 2, 1, LK_OK, "", "{\"a\": 2}");
+    ck_assert_int_eq(again.calls, 1);
+    ck_assert_int_eq(again.status, LK_OK);
+    ck_assert_str_eq(again.bodies[1], "{\"a\": 2}"); /* one answer of each member */
+    ck_assert_str_eq(again.bodies[2], "");
+    engine_client_utility(g.client, "is_paused", "", 0, on_result, &asked);
+    msg_t reply = {.type = MSG_UTILITY_REPLY};
+    for (uint64_t r = 0; r < 3; r += 2) {
+        uint64_t id = fg_take(&g, (uint32_t)r, MSG_UTILITY)->utility.call_id;
+        reply.utility_reply = (msg_utility_reply_t){r, id, LK_OK, msg_str(""), msg_str("{}")};
+        engine_client_on_msg(g.client, &reply);
+    }
+    ck_assert_int_eq(asked.calls, 1);
+    ck_assert_int_eq(asked.status, LK_OK);
+    engine_client_resume(g.client, 0, on_result, &late);
+    fg_done(&g, 2, 2, LK_OK, "", "");
+    fg_advance(&g, 40 * LK_SECOND_NS);
+    ck_assert_int_eq(late.status, LK_ERR_TIMEOUT);
+    ck_assert_msg(strstr(late.text, "rank 0 did not receive it") != NULL, "%s", late.text);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_CMD), 0);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_UTILITY), 0);
+    ck_assert_uint_eq(fg_count(&g, 1, MSG_HEARTBEAT), 0);
+    fg_output(&g, 2, handle, 0, 1, FINISH_STOP);
+    ck_assert_int_eq(stays.ends, 1);
+}
+END_TEST
+
+/* A front end that is started again learns it from the first STATS; the last rank can't be removed.
+ */
+START_TEST(test_removed_before_it_came)
+{
+    fg_removed(&g, true, 3, 0, "x");
+    fg_here(&g, 1, 1, 3);
+    ck_assert(!is_whole());
+    fg_here(&g, 2, 1, 3);
+    ck_assert(is_whole());
+    fg_removed(&g, true, 3, 1, "x");
+    fg_removed(&g, true, 3, 2, "x");
+    ck_assert_ptr_null(engine_client_removed_reason(g.client, 2));
+    fg_removed(&g, true, 3, 77, "x");
+    engine_client_info_t info;
+    engine_client_info(g.client, &info);
+    ck_assert_uint_eq(info.n_members, 1);
+}
+END_TEST
+
 START_TEST(test_replaced_rank)
 {
     stream_t a = {0}, b = {0};
@@ -892,6 +1006,11 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_nonsense_is_dropped);
     tcase_add_test(tc, test_utility);
     tcase_add_test(tc, test_callback_may_call);
+    TCase *three = tcase_create("removal");
+    tcase_add_checked_fixture(three, setup3, teardown);
+    tcase_add_test(three, test_removed_rank);
+    tcase_add_test(three, test_removed_before_it_came);
+    suite_add_tcase(suite, three);
     suite_add_tcase(suite, tc);
     return suite;
 }

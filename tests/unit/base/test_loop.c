@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -93,6 +94,55 @@ START_TEST(test_parent)
 }
 END_TEST
 
+typedef struct {
+    int n;
+    char lines[8][LOOP_LINE_MAX];
+} heard_t;
+
+static void on_line(void *ctx, const char *line)
+{
+    heard_t *heard = ctx;
+    ck_assert_int_lt(heard->n, 8);
+    snprintf(heard->lines[heard->n++], LOOP_LINE_MAX, "%s", line);
+}
+
+/* Lines come in pieces, several at once, or too long; the end is the end all the same. */
+START_TEST(test_lines_of_the_parent)
+{
+    lk_loop_t *loop = loop_new(lk_env_real());
+    heard_t heard = {0};
+    int fds[2];
+    char long_line[2 * LOOP_LINE_MAX];
+    ck_assert_int_eq(pipe2(fds, O_NONBLOCK), 0);
+    loop_watch_parent(loop, fds[0]);
+    ck_assert_int_eq(write(fds[1], "nobody listens\n", 15), 15);
+    loop_wait(loop, NULL, 0, UINT64_MAX);
+    loop_hear_parent(loop, on_line, &heard);
+    ck_assert_int_eq(write(fds[1], "remo", 4), 4);
+    loop_wait(loop, NULL, 0, UINT64_MAX);
+    ck_assert_int_eq(heard.n, 0);
+    ck_assert_int_eq(write(fds[1], "ved 1 x\n\nlast\n", 14), 14);
+    loop_wait(loop, NULL, 0, UINT64_MAX);
+    ck_assert_int_eq(heard.n, 3);
+    ck_assert_str_eq(heard.lines[0], "removed 1 x");
+    ck_assert_str_eq(heard.lines[1], "");
+    ck_assert_str_eq(heard.lines[2], "last");
+    memset(long_line, 'y', sizeof long_line);
+    long_line[sizeof long_line - 1] = '\n';
+    ck_assert_int_eq(write(fds[1], long_line, sizeof long_line), (ssize_t)sizeof long_line);
+    while (heard.n < 4) {
+        loop_wait(loop, NULL, 0, UINT64_MAX);
+    }
+    ck_assert_uint_eq(strlen(heard.lines[3]), LOOP_LINE_MAX - 1);
+    ck_assert_ptr_null(loop_stop_reason(loop));
+    close(fds[1]);
+    loop_wait(loop, NULL, 0, UINT64_MAX);
+    ck_assert_str_eq(loop_stop_reason(loop), "launcher is gone");
+    ck_assert_int_eq(heard.n, 4);
+    loop_destroy(&loop);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("loop");
@@ -103,6 +153,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_signals_wake, SIGINT, SIGINT + 1);
     tcase_add_loop_test(tc, test_signals_wake, SIGTERM, SIGTERM + 1);
     tcase_add_test(tc, test_parent);
+    tcase_add_test(tc, test_lines_of_the_parent);
     suite_add_tcase(suite, tc);
     return suite;
 }

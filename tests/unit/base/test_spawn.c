@@ -239,6 +239,40 @@ START_TEST(test_child_side)
 }
 END_TEST
 
+START_TEST(test_a_child_is_told)
+{
+    spawn_t child = start("echo", NULL);
+    const char *text = NULL;
+    lk_error_t err = LK_ERROR_INIT;
+    bool patience;
+    ck_assert_msg(wait_ready(&child, &text, &err) == LK_OK, "%s", err.text);
+    ck_assert(spawn_tell(&child, "removed 3 one\nline"));
+    wait_end(&child);
+    while (child.status_fd >= 0) {
+        spawn_beats(&child, &patience);
+    }
+    ck_assert_str_eq(child.last, "removed 3 one line");
+    signal(SIGPIPE, SIG_IGN);
+    ck_assert(!spawn_tell(&child, "anybody there?"));
+    spawn_fini(&child);
+    ck_assert(!spawn_tell(&child, "anybody there?"));
+    /* one that does not read: nothing waits for it */
+    child = start("stubborn", NULL);
+    ck_assert_msg(wait_ready(&child, &text, &err) == LK_OK, "%s", err.text);
+    char line[2 * SPAWN_LINE_MAX];
+    memset(line, 'x', sizeof line - 1);
+    line[sizeof line - 1] = '\0';
+    int told = 0;
+    while (spawn_tell(&child, line)) {
+        ck_assert_int_lt(told++, 100000);
+    }
+    ck_assert_int_gt(told, 10);
+    spawn_kill(&child, SIGKILL);
+    wait_end(&child);
+    spawn_fini(&child);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("spawn");
@@ -252,6 +286,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_dies_with_killed_launcher);
     tcase_add_test(tc, test_signal_before_exec);
     tcase_add_test(tc, test_child_side);
+    tcase_add_test(tc, test_a_child_is_told);
     suite_add_tcase(suite, tc);
     return suite;
 }

@@ -1,6 +1,7 @@
 /* The table of enrol.h: every pair of state and event, and the ways through it. */
 #include "base/check.h"
 #include "engine_core/dp/enrol.h"
+#include "engine_core/dp/roster.h"
 #include "tests/lib/test_main.h"
 
 #include <string.h>
@@ -74,12 +75,63 @@ START_TEST(test_a_life)
 }
 END_TEST
 
+/* ---- who is in it: roster.h ---- */
+
+static lk_status_t read_roster(uint64_t dp_size, const uint64_t *ranks, size_t n, size_t addresses,
+                               roster_t *out, lk_error_t *err)
+{
+    msg_member_t members[8];
+    msg_name_t mesh[8] = {{{0}}};
+    for (size_t i = 0; i < n; i++) {
+        members[i].rank = ranks[i];
+    }
+    msg_init_t init = {.dp_size = dp_size, .mesh = {mesh, addresses}, .members = {members, n}};
+    return roster_of_init(&init, 4, 2, out, err);
+}
+
+START_TEST(test_rosters)
+{
+    static const struct {
+        uint64_t dp_size, ranks[8];
+        size_t n, addresses;
+        const char *text;
+    } bad[] = {
+        {4, {0}, 0, 0, "0 members with 0 mesh addresses"},
+        {4, {0, 1, 2, 3, 4}, 5, 5, "5 members"},
+        {4, {0, 2}, 2, 4, "2 members with 4 mesh addresses"},
+        {3, {0, 1, 2}, 3, 3, "of 3 ranks, do not fit --data-parallel-size 4"},
+        {4, {2, 0}, 2, 2, "member 1 is rank 0 of 4"},
+        {4, {2, 2}, 2, 2, "member 1 is rank 2 of 4"},
+        {4, {2, 4}, 2, 2, "member 1 is rank 4 of 4"},
+        {4, {2, UINT64_MAX}, 2, 2, "member 1 is rank 18446744073709551615"},
+        {4, {0, 1, 3}, 3, 3, "rank 2 is not among its 3 members"},
+    };
+    roster_t roster = {.n = 99}, all = roster_of_all(4, 2);
+    for (size_t i = 0; i < LK_ARRAY_LEN(bad); i++) {
+        lk_error_t err = LK_ERROR_INIT;
+        ck_assert_int_eq(
+            read_roster(bad[i].dp_size, bad[i].ranks, bad[i].n, bad[i].addresses, &roster, &err),
+            LK_ERR_PEER);
+        ck_assert_msg(strstr(err.text, bad[i].text) != NULL, "%s", err.text);
+        ck_assert_uint_eq(roster.n, 99);
+    }
+    lk_error_t err = LK_ERROR_INIT;
+    ck_ok(read_roster(4, (uint64_t[]){0, 1, 2, 3}, 4, 4, &roster, &err));
+    ck_assert(roster_equal(&roster, &all) && roster.place == 2);
+    ck_ok(read_roster(4, (uint64_t[]){2, 3}, 2, 2, &roster, &err));
+    ck_assert(!roster_equal(&roster, &all) && roster.n == 2 && roster.place == 0);
+    ck_ok(read_roster(4, (uint64_t[]){0, 2}, 2, 2, &all, &err));
+    ck_assert(!roster_equal(&roster, &all) && all.place == 1);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("enrol");
     TCase *tc = tcase_create("enrol");
     tcase_add_test(tc, test_every_row);
     tcase_add_test(tc, test_a_life);
+    tcase_add_test(tc, test_rosters);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -414,6 +414,111 @@ START_TEST(test_nobody_steps_before_it_has_joined)
 }
 END_TEST
 
+/* One join round of two groups by hand; the texts name DP ranks, not places. */
+static void join(group_t **groups, const group_view_t *views)
+{
+    uint64_t votes[2][ALLREDUCE_MAX_LEN];
+    lk_error_t err = LK_ERROR_INIT;
+    size_t n = group_vector_len(groups[0]);
+    ck_assert_uint_eq(group_vector_len(groups[1]), n);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(group_next(groups[i], &views[i]), GROUP_VOTE);
+        group_vote(groups[i], &views[i], 0, votes[i]);
+    }
+    for (size_t k = 0; k < n; k++) {
+        votes[0][k] = LK_MIN(votes[0][k], votes[1][k]);
+    }
+    for (int i = 0; i < 2; i++) {
+        ck_assert_msg(group_decide(groups[i], votes[0], &err) == LK_OK, "%s", err.text);
+    }
+}
+
+START_TEST(test_survivors_join_by_place)
+{
+    static const roster_t rosters[2] = {{.n = 2, .place = 0, .ranks = {1, 2}},
+                                        {.n = 2, .place = 1, .ranks = {1, 2}}};
+    const group_view_t views[2] = {{.quiet = true, .clean = true, .held_content = 5},
+                                   {.quiet = true, .clean = true, .held_content = 6}};
+    group_t *groups[2];
+    for (int i = 0; i < 2; i++) {
+        group_config_t config = {.rank = 1 + (uint32_t)i,
+                                 .size = 3,
+                                 .n_frontends = 1,
+                                 .group_epoch = 1,
+                                 .sync_interval = 4,
+                                 .doorbell = true,
+                                 .check = no_check};
+        groups[i] = group_new(&config);
+        group_leave(groups[i], true, "rank 0 closed its mesh connection");
+        group_form(groups[i], 2, 0, &rosters[i], false);
+        ck_assert_uint_eq(group_vector_len(groups[i]), 5 * 2); /* of two members, not three ranks */
+    }
+    join(groups, views);
+    for (int i = 0; i < 2; i++) {
+        ck_assert(group_is_member(groups[i]));
+        ck_assert(group_needs_complete(groups[i]));
+    }
+    ck_assert_ptr_null(group_closed_why(groups[0])); /* the reference is at place 0 */
+    ck_assert_ptr_nonnull(strstr(group_closed_why(groups[1]), "(rank 1: weight epoch 0; rank 2: "));
+    /* who reports the group's state is the first member, whatever its rank */
+    group_action_t a;
+    bool reports[2] = {false, false};
+    for (int i = 0; i < 2; i++) {
+        while (group_next_action(groups[i], &a)) {
+            reports[i] |= a.act == GROUP_ACT_REPORT;
+        }
+    }
+    ck_assert(reports[0] && !reports[1]);
+    /* who knows another list is not of this group */
+    uint64_t mine[ALLREDUCE_MAX_LEN], other[ALLREDUCE_MAX_LEN];
+    roster_t wrong = {.n = 2, .place = 1, .ranks = {0, 2}};
+    lk_error_t err = LK_ERROR_INIT;
+    for (int i = 0; i < 2; i++) {
+        group_leave(groups[i], true, "x");
+        group_form(groups[i], 3, 0, i == 0 ? &rosters[0] : &wrong, false);
+        group_vote(groups[i], &views[i], 0, i == 0 ? mine : other);
+    }
+    for (size_t k = 0; k < group_vector_len(groups[0]); k++) {
+        mine[k] = LK_MIN(mine[k], other[k]);
+    }
+    ck_assert_int_eq(group_decide(groups[0], mine, &err), LK_ERR_INTERNAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "ranks 2 and 1 are set up differently"));
+    group_destroy(&groups[0]);
+    group_destroy(&groups[1]);
+}
+END_TEST
+
+/* Weights that are loaded anew are a new process's; a pause stays. */
+START_TEST(test_reloaded_ranks_are_fresh)
+{
+    static const roster_t alone = {.n = 1, .place = 0, .ranks = {2}};
+    group_config_t config = {.rank = 2,
+                             .size = 3,
+                             .n_frontends = 1,
+                             .group_epoch = 1,
+                             .sync_interval = 4,
+                             .lockstep = true,
+                             .doorbell = true,
+                             .check = no_check};
+    for (uint64_t floor = 0; floor < 2; floor++) {
+        group_t *group = group_new(&config);
+        group_view_t view = {.quiet = true, .clean = true, .held_content = 5};
+        uint64_t vec[ALLREDUCE_MAX_LEN];
+        lk_error_t err = LK_ERROR_INIT;
+        group_leave(group, false, "rank 0 closed its mesh connection");
+        group_reload(group);
+        group_form(group, 2, floor, &alone, false);
+        group_vote(group, &view, 0, vec);
+        ck_assert_msg(group_decide(group, vec, &err) == LK_OK, "%s", err.text);
+        ck_assert(group_is_member(group));
+        ck_assert_int_eq(group_closed_why(group) != NULL, floor > 0);
+        ck_assert_uint_eq(group_held(group)->epoch, 0);
+        ck_assert_uint_eq(group_weights(group)->epoch, floor > 0 ? floor + GROUP_EPOCH_SKIP : 0);
+        group_destroy(&group);
+    }
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("group_epochs");
@@ -432,6 +537,8 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_drain_is_lifted, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_death_while_forming, 0, N_LAYOUTS);
     tcase_add_test(tc, test_nobody_steps_before_it_has_joined);
+    tcase_add_test(tc, test_survivors_join_by_place);
+    tcase_add_test(tc, test_reloaded_ranks_are_fresh);
     suite_add_tcase(s, tc);
     return s;
 }

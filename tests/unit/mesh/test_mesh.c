@@ -519,6 +519,86 @@ START_TEST(test_random_bytes)
 }
 END_TEST
 
+/* Ranks 0, 2 and 5 of a larger cluster: texts name ranks, exchanges go by place. */
+START_TEST(test_some_ranks_only)
+{
+    enum { N = 3 };
+    static const uint32_t ranks[N] = {0, 2, 5};
+    const char *addresses[N];
+    lk_error_t err = LK_ERROR_INIT;
+    char text[64];
+    for (uint32_t i = 0; i < N; i++) {
+        ck_ok(mesh_new(ranks[i], &meshes[i], &err));
+        addresses[i] = mesh_address(meshes[i]);
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        ck_ok(mesh_connect_post(meshes[i], 3, N, ranks, addresses, &err));
+    }
+    mesh_missing(meshes[0], text, sizeof text);
+    ck_assert_str_eq(text, "2, 5");
+    /* a rank that is no member is a stranger */
+    mesh_hello_t hello = {1, N};
+    char byte;
+    int stranger = raw_connect(addresses[0]);
+    raw_frame(stranger, FRAME_HELLO, 3, 0, 0, sizeof hello, &hello);
+    test_deadline_t deadline = test_deadline();
+    for (uint32_t done = 0; done < N;) {
+        done = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            lk_status_t status = mesh_connect_test(meshes[i], &err);
+            ck_assert_msg(status >= 0, "%s", err.text);
+            done += status == LK_OK;
+        }
+        test_not_over(deadline);
+    }
+    ck_ok(mesh_poll(meshes[0], &err));
+    ck_assert_int_eq(recv(stranger, &byte, 1, 0), 0);
+    close(stranger);
+    for (uint32_t i = 0; i < N; i++) {
+        allreduce_t votes = mesh_allreduce(meshes[i]);
+        ck_assert(votes.rank == i && votes.size == N);
+        uint64_t value = 10 - i;
+        ck_ok(votes.ops->post(votes.ctx, 0, &value, 1, &err));
+        if (i == 0) {
+            votes.ops->missing(votes.ctx, text, sizeof text);
+            ck_assert_str_eq(text, "2, 5");
+        }
+        ep_t ex = mesh_ep(meshes[i]);
+        ck_assert(ex.rank == i && ex.size == N);
+        ep_buf_t send[N];
+        static uint8_t bytes[N][N];
+        for (uint32_t k = 0; k < N; k++) {
+            bytes[i][k] = (uint8_t)(10 * i + k);
+            send[k] = (ep_buf_t){&bytes[i][k], 1};
+        }
+        ck_ok(ex.ops->post(ex.ctx, 1, send, &err));
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        allreduce_t votes = mesh_allreduce(meshes[i]);
+        ep_t ex = mesh_ep(meshes[i]);
+        uint64_t out = 0;
+        ep_buf_t got[N];
+        lk_status_t vote, exchange;
+        while ((vote = votes.ops->test(votes.ctx, &out, &err)) == LK_INPROGRESS) {
+            test_not_over(deadline);
+        }
+        while ((exchange = ex.ops->test(ex.ctx, got, &err)) == LK_INPROGRESS) {
+            test_not_over(deadline);
+        }
+        ck_assert_msg(vote == LK_OK && exchange == LK_OK, "%s", err.text);
+        ck_assert_uint_eq(out, 8);
+        for (uint32_t k = 0; k < N; k++) {
+            ck_assert_uint_eq(got[k].len, k != i);
+            ck_assert(k == i || *(const uint8_t *)got[k].data == 10 * k + i);
+        }
+    }
+    mesh_destroy(&meshes[1]);
+    ck_assert_int_eq(mesh_poll(meshes[0], &err), LK_ERR_PEER);
+    ck_assert_str_eq(err.text, "rank 2 closed its mesh connection");
+    ck_assert_int_eq(mesh_lost(meshes[0]), 2);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("mesh");
@@ -540,6 +620,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_late_messages_are_dropped);
     tcase_add_loop_test(tc, test_vote_beside_exchange, 0, 2);
     tcase_add_test(tc, test_random_bytes);
+    tcase_add_test(tc, test_some_ranks_only);
     suite_add_tcase(suite, tc);
     return suite;
 }

@@ -767,6 +767,29 @@ START_TEST(names_of_states_and_verbs)
 }
 END_TEST
 
+/* The rank's place, and how many there are, are those of the newest group epoch. */
+START_TEST(seated_anew)
+{
+    static const char *const three = "{\"init_info\": {\"world_size\": 4, \"rank_offset\": 1}}";
+    update_session_seat(session, 0, 1);
+    go_to(UPDATE_STATE_OPEN);
+    ck_assert_int_eq(check(UPDATE_VERB_UPDATE, "{\"update_info\": [{}, {}]}"), LK_ERR_INVALID);
+    ck_assert_str_eq(err.text, "'update_info' is a list of 2, but there are 1 ranks");
+    update_session_reset(session);
+    /* a trainer that has not heard of it waits for the others, and is told */
+    script.init = LK_ERR_TIMEOUT;
+    ck_ok(post(UPDATE_VERB_INIT, three));
+    ck_assert_int_eq(update_session_test(session, &err), LK_ERR_TIMEOUT);
+    ck_assert_str_eq(err.text, "scripted; init_info's world_size counts on 3 ranks, this cluster "
+                               "has 1 now");
+    ck_ok(update_session_outcome(session, UPDATE_VERB_INIT, false, &err));
+    update_session_seat(session, 2, 3);
+    ck_ok(post(UPDATE_VERB_INIT, three));
+    ck_assert_int_eq(update_session_test(session, &err), LK_ERR_TIMEOUT);
+    ck_assert_str_eq(err.text, "scripted");
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("update_session");
@@ -797,6 +820,7 @@ Suite *test_suite(void)
     tcase_add_test(two, two_sets_are_never_touched);
     tcase_add_test(two, a_commit_is_prepared_in_slices);
     tcase_add_test(two, a_preparation_can_be_cancelled);
+    tcase_add_test(tc, seated_anew);
     suite_add_tcase(suite, two);
     return suite;
 }
