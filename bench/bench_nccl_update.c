@@ -1,12 +1,15 @@
 /*
- * bench_nccl_update.c: whole weight updates over NCCL, from a trainer on one GPU to a cluster of
- * one rank on another: start to finish, the window from pause to resume, and update_weights alone.
- * In the same run, before and after: a warm raw ncclBroadcast of as many bytes in pieces of 1 GiB,
- * between two processes on the same GPUs.
+ * bench_nccl_update.c: whole weight updates over NCCL, from a trainer on one GPU to a cluster whose
+ * ranks (one, or --ranks) have one each of the others: start to finish, the window from pause to
+ * resume, and update_weights alone. In the same run, before and after: a warm raw ncclBroadcast of
+ * as many bytes in pieces of 1 GiB, between as many processes on the same GPUs.
  *
- *   bench_nccl_update [qwen3-8b|qwen3-0.6b|tiny] [--updates N] [--packed BYTES] [--unpacked]
- *       [--digests on|off] [--trainer-gpu N] [--rank-gpu N] [--nccl-library PATH] [--store]
- *       [--timings] [-- flags for serve]
+ *   bench_nccl_update [qwen3-30b-a3b|qwen3-8b|qwen3-0.6b|tiny|tiny-moe] [--updates N]
+ *       [--ranks N] [--kill] [--packed BYTES] [--unpacked] [--digests on|off] [--trainer-gpu N]
+ *       [--rank-gpu N] [--nccl-library PATH] [--store] [--timings] [-- flags for serve]
+ *
+ * --kill: after the updates one rank is killed in the middle of another one and does not come back;
+ * then a session over those that are left. Every rank gets all tensors.
  *
  * Two tables, without and with digests of weights, each over a cluster of its own, or the one that
  * --digests names. The rank starts with generated weights; the trainer's tensors each have memory
@@ -28,6 +31,7 @@
 #include <libgen.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +42,8 @@
 
 #define PIECE       (1ull << 30)
 #define RAW_ROUNDS  20
-#define MAX_TENSORS 4096
+#define MAX_TENSORS 20000
+#define MAX_RANKS   16
 #define MAX_UPDATES 1000
 #define MAX_ARGV    64
 #define LIMIT_NS    (60 * LK_SECOND_NS)
@@ -46,6 +51,15 @@
 static const struct {
     const char *name, *config;
 } models[] = {
+    {"qwen3-30b-a3b",
+     "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\",\"hidden_size\":"
+     "2048,"
+     "\"intermediate_size\":6144,\"num_hidden_layers\":48,\"num_attention_heads\":32,"
+     "\"num_key_value_heads\":4,\"head_dim\":128,\"vocab_size\":151936,\"num_experts\":128,"
+     "\"num_experts_per_tok\":8,\"moe_intermediate_size\":768,\"norm_topk_prob\":true,"
+     "\"decoder_sparse_step\":1,\"mlp_only_layers\":[],\"max_position_embeddings\":40960,"
+     "\"rms_norm_eps\":1e-6,\"rope_theta\":1000000,\"tie_word_embeddings\":false,"
+     "\"torch_dtype\":\"bfloat16\",\"hidden_act\":\"silu\"}"},
     {"qwen3-8b",
      "{\"architectures\":[\"Qwen3ForCausalLM\"],\"model_type\":\"qwen3\",\"hidden_size\":4096,"
      "\"intermediate_size\":12288,\"num_hidden_layers\":36,\"num_attention_heads\":32,"
@@ -65,21 +79,30 @@ static const struct {
      "\"num_key_value_heads\":1,\"head_dim\":10,\"vocab_size\":1031,"
      "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-6,\"rope_theta\":10000,"
      "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\",\"hidden_act\":\"silu\"}"},
+    {"tiny-moe",
+     "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"model_type\":\"qwen3_moe\",\"hidden_size\":37,"
+     "\"intermediate_size\":101,\"num_hidden_layers\":3,\"num_attention_heads\":3,"
+     "\"num_key_value_heads\":1,\"head_dim\":10,\"vocab_size\":1031,\"num_experts\":8,"
+     "\"num_experts_per_tok\":2,\"moe_intermediate_size\":7,\"norm_topk_prob\":true,"
+     "\"decoder_sparse_step\":1,\"mlp_only_layers\":[],\"max_position_embeddings\":64,"
+     "\"rms_norm_eps\":1e-6,\"rope_theta\":10000,\"tie_word_embeddings\":false,"
+     "\"torch_dtype\":\"bfloat16\",\"hidden_act\":\"silu\"}"},
 };
 
 static struct {
     const char *model, *library;
     size_t updates;
     uint64_t bucket; /* 0: the library's choice */
-    bool unpacked, store, timings;
+    unsigned ranks;
+    bool unpacked, store, timings, kill;
     const char *digests; /* "on", "off"; NULL: both */
     int trainer_gpu, rank_gpu;
     char **serve; /* more flags; NULL: none */
-} options = {.model = "qwen3-8b", .updates = 25, .trainer_gpu = 1};
+} options = {.model = "qwen3-8b", .updates = 25, .ranks = 1, .trainer_gpu = 1};
 
 static char dir[] = "/tmp/lockstep-bench-XXXXXX";
 static char self_path[PATH_MAX], tool[PATH_MAX];
-static pid_t cluster, peer;
+static pid_t cluster, peers[MAX_RANKS];
 static lst_t *lst;
 static device_t *gpu;
 static lk_error_t err;
@@ -123,7 +146,9 @@ static void print_log(void)
 
 static void clean_up(void)
 {
-    end_child(&peer, SIGKILL);
+    for (unsigned r = 0; r < MAX_RANKS; r++) {
+        end_child(&peers[r], SIGKILL);
+    }
     end_child(&cluster, SIGTERM);
     nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
@@ -174,6 +199,17 @@ static double report(const char *what, double *seconds, size_t n)
 
 /* ---- the raw broadcast: this program again, as the other rank ---- */
 
+/* Of rank r: the r-th from --rank-gpu on, the trainer's left out. */
+static int gpu_of(unsigned r)
+{
+    int index = options.rank_gpu + (options.rank_gpu == options.trainer_gpu);
+    for (; r > 0; r--) {
+        index++;
+        index += index == options.trainer_gpu;
+    }
+    return index;
+}
+
 /* Communicators are non-blocking: nothing is called before the last call has done its part. */
 static void called(nccl_link_t *link, lk_status_t st, const char *what)
 {
@@ -201,12 +237,12 @@ static double raw_round(nccl_link_t *link, uint8_t *buffer, uint64_t bytes)
     return (double)(now() - start) / 1e9;
 }
 
-static void raw_rounds(nccl_link_t *link, const uint8_t id[NCCL_ID_BYTES], uint32_t rank,
-                       uint64_t bytes, double *seconds)
+static void raw_rounds(nccl_link_t *link, const uint8_t id[NCCL_ID_BYTES], uint32_t world,
+                       uint32_t rank, uint64_t bytes, double *seconds)
 {
     void *buffer = NULL;
     lk_status_t st;
-    nccl_link_start(link, id, 2, rank);
+    nccl_link_start(link, id, world, rank);
     while ((st = nccl_link_step(link, &err)) == LK_INPROGRESS) {
     }
     ok(st, "the raw communicator");
@@ -225,7 +261,8 @@ static void open_link(nccl_link_t *link, int index)
        "NCCL");
 }
 
-static int raw_peer(const char *id_text, const char *bytes_text)
+static int raw_peer(const char *id_text, const char *bytes_text, const char *world,
+                    const char *rank)
 {
     static nccl_link_t link;
     static double seconds[RAW_ROUNDS];
@@ -233,10 +270,28 @@ static int raw_peer(const char *id_text, const char *bytes_text)
     size_t n = 0;
     CHECK(base64_decode(id_text, strlen(id_text), id, sizeof id, &n) && n == sizeof id);
     open_link(&link, options.rank_gpu);
-    raw_rounds(&link, id, 1, strtoull(bytes_text, NULL, 10), seconds);
+    raw_rounds(&link, id, (uint32_t)atoi(world), (uint32_t)atoi(rank),
+               strtoull(bytes_text, NULL, 10), seconds);
     nccl_link_fini(&link);
     device_close(&gpu);
     return 0;
+}
+
+static void start_raw_peer(unsigned r, const char *id, const char *bytes)
+{
+    char world[16], rank[16], index[16];
+    snprintf(index, sizeof index, "%d", gpu_of(r));
+    snprintf(world, sizeof world, "%u", options.ranks + 1);
+    snprintf(rank, sizeof rank, "%u", r + 1);
+    fflush(stdout);
+    peers[r] = fork();
+    CHECK(peers[r] >= 0);
+    if (peers[r] == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(self_path, self_path, "--rank-gpu", index, "--raw-peer", id, bytes, world, rank,
+              options.library, NULL);
+        _exit(127);
+    }
 }
 
 static double measure_raw(void)
@@ -244,26 +299,21 @@ static double measure_raw(void)
     static double seconds[RAW_ROUNDS];
     nccl_link_t link = {0};
     uint8_t id[NCCL_ID_BYTES];
-    char text[BASE64_SIZE(NCCL_ID_BYTES)], bytes[32], rank_gpu[16];
+    char text[BASE64_SIZE(NCCL_ID_BYTES)], bytes[32];
     ok(nccl_link_open(&link, &nccl_lib_ops, options.library, gpu, lk_env_real(), LIMIT_NS, &err),
        "NCCL");
     ok(nccl_lib_ops.unique_id(link.library, id, &err), "ncclGetUniqueId");
     base64_encode(id, sizeof id, text);
     snprintf(bytes, sizeof bytes, "%llu", (unsigned long long)total_bytes);
-    snprintf(rank_gpu, sizeof rank_gpu, "%d", options.rank_gpu);
-    fflush(stdout);
-    peer = fork();
-    CHECK(peer >= 0);
-    if (peer == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        execl(self_path, self_path, "--rank-gpu", rank_gpu, "--raw-peer", text, bytes,
-              options.library != NULL ? "--nccl-library" : NULL, options.library, NULL);
-        _exit(127);
+    for (unsigned r = 0; r < options.ranks; r++) {
+        start_raw_peer(r, text, bytes);
     }
-    raw_rounds(&link, id, 0, total_bytes, seconds);
+    raw_rounds(&link, id, options.ranks + 1, 0, total_bytes, seconds);
     nccl_link_fini(&link);
-    waitpid(peer, NULL, 0);
-    peer = 0;
+    for (unsigned r = 0; r < options.ranks; r++) {
+        waitpid(peers[r], NULL, 0);
+        peers[r] = 0;
+    }
     return report("raw ncclBroadcast, warm", seconds, RAW_ROUNDS);
 }
 
@@ -341,7 +391,7 @@ static void make_tensors(void)
 static void start_cluster(bool digests)
 {
     int fds[2];
-    char log[128], visible[32], line[512] = "", url[200], text[512];
+    char log[128], visible[8 * MAX_RANKS] = "", size[16], line[512] = "", url[200], text[512];
     const char *argv[MAX_ARGV] = {"lockstep-tool",
                                   "serve",
                                   dir,
@@ -360,6 +410,15 @@ static void start_cluster(bool digests)
                                   "--weight-transfer-config",
                                   "{\"backend\":\"nccl\"}"};
     size_t n = 17;
+    snprintf(size, sizeof size, "%u", options.ranks);
+    argv[n++] = "--data-parallel-size";
+    argv[n++] = size;
+    if (options.kill) {
+        argv[n++] = "--engine-restarts";
+        argv[n++] = "0";
+        argv[n++] = "--data-parallel-min-size";
+        argv[n++] = "1";
+    }
     if (!digests) {
         argv[n++] = "--no-weight-digests";
     }
@@ -377,7 +436,10 @@ static void start_cluster(bool digests)
     }
     CHECK(pipe2(fds, O_CLOEXEC) == 0);
     snprintf(log, sizeof log, "%s/cluster.log", dir);
-    snprintf(visible, sizeof visible, "%d", options.rank_gpu);
+    for (unsigned r = 0; r < options.ranks; r++) {
+        size_t len = strlen(visible);
+        snprintf(visible + len, sizeof visible - len, "%s%d", r > 0 ? "," : "", gpu_of(r));
+    }
     fflush(stdout);
     cluster = fork();
     CHECK(cluster >= 0);
@@ -461,18 +523,103 @@ static void one_update(size_t i)
     total_s[i] = (double)(end - begin) / 1e9;
 }
 
-static void verify(void)
+static void verify(size_t ranks)
 {
     char mine[33];
-    lst_rank_info_t rank;
+    lst_rank_info_t rank[MAX_RANKS];
     size_t n = 0;
     must(lst_digest(lst, tensors, n_tensors, mine), "the trainer's digest");
-    must(lst_weight_info(lst, &rank, 1, &n), "weight_info");
-    if (strcmp(mine, rank.digest) != 0) {
-        fprintf(stderr, "trainer %s, rank %s\n", mine, rank.digest);
-        die("digests", "the rank does not have the trainer's weights");
+    must(lst_weight_info(lst, rank, MAX_RANKS, &n), "weight_info");
+    if (n != ranks) {
+        die("weight_info", "it does not list every rank");
     }
-    printf("  digest of all weights: %s on both sides\n", mine);
+    for (size_t r = 0; r < n; r++) {
+        if (strcmp(mine, rank[r].digest) != 0) {
+            fprintf(stderr, "trainer %s, rank %u %s\n", mine, rank[r].rank, rank[r].digest);
+            die("digests", "the rank does not have the trainer's weights");
+        }
+    }
+    printf("  digest of all weights: %s on the trainer and %zu ranks\n", mine, n);
+}
+
+/* ---- one rank less ---- */
+
+/* The engine of a rank, among the launcher's children. */
+static pid_t engine_pid(unsigned rank)
+{
+    char path[64], children[4096] = "", line[4096], want[48];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)cluster, (int)cluster);
+    FILE *f = fopen(path, "r");
+    size_t len = f != NULL ? fread(children, 1, sizeof children - 1, f) : 0;
+    children[len] = '\0';
+    if (f != NULL) {
+        fclose(f);
+    }
+    size_t want_len = (size_t)snprintf(want, sizeof want, "--data-parallel-rank%c%u", 0, rank) + 1;
+    for (char *at = strtok(children, " "); at != NULL; at = strtok(NULL, " ")) {
+        snprintf(path, sizeof path, "/proc/%d/cmdline", atoi(at));
+        f = fopen(path, "r");
+        len = f != NULL ? fread(line, 1, sizeof line, f) : 0;
+        if (f != NULL) {
+            fclose(f);
+        }
+        if (memmem(line, len, want, want_len) != NULL) {
+            return atoi(at);
+        }
+    }
+    die("kill", "there is no such engine");
+    return 0;
+}
+
+typedef struct {
+    pid_t pid;
+    uint64_t at_ns, killed_ns;
+} killer_t;
+
+static void *kill_later(void *arg)
+{
+    killer_t *self = arg;
+    uint64_t left = self->at_ns - now();
+    struct timespec wait = {(time_t)(left / LK_SECOND_NS), (long)(left % LK_SECOND_NS)};
+    nanosleep(&wait, NULL);
+    kill(self->pid, SIGKILL);
+    self->killed_ns = now();
+    return NULL;
+}
+
+/* In the middle of an update of that many seconds. */
+static void lose_a_rank(double transfer, const lst_nccl_options_t *o, bool digests)
+{
+    lst_update_options_t how = {.packed = !options.unpacked,
+                                .packed_buffer_size_bytes = options.bucket};
+    pthread_t thread;
+    must(lst_start(lst), "start_weight_update");
+    killer_t killer = {.pid = engine_pid(options.ranks - 1),
+                       .at_ns = now() + (uint64_t)(transfer / 2 * LK_SECOND_NS)};
+    CHECK(pthread_create(&thread, NULL, kill_later, &killer) == 0);
+    lst_status_t st = lst_update(lst, tensors, n_tensors, &how);
+    uint64_t failed = now();
+    pthread_join(thread, NULL);
+    if (st == LST_OK) {
+        die("kill", "the update was over before; it needs a larger model");
+    }
+    printf("  rank %u killed in mid-transfer: the trainer knows after %.1f ms: %s\n",
+           options.ranks - 1, (double)(failed - killer.killed_ns) / 1e6, lst_last_error(lst));
+    uint64_t start = now();
+    must(lst_init_nccl(lst, o), "init over the survivors");
+    unsigned left = 0;
+    uint64_t up = now();
+    must(lst_world_size(lst, &left), "get_world_size");
+    printf("  init_weight_transfer_engine    %.0f ms, %u ranks\n", (double)(up - start) / 1e6,
+           left);
+    if (left != options.ranks - 1) {
+        die("kill", "the world size is another one");
+    }
+    one_update(0);
+    printf("  an update over the survivors   %.3f ms\n", update_s[0] * 1e3);
+    if (digests) {
+        verify(left);
+    }
 }
 
 static void print_stages(void)
@@ -505,22 +652,25 @@ static void measure_updates(double raw_s, bool digests)
     one_update(0);
     double first = update_s[0];
     if (digests) {
-        verify();
+        verify(options.ranks);
     }
     for (size_t i = 0; i < options.updates; i++) {
         one_update(i);
     }
-    (void)report("transfer (update_weights)", transfer_s, options.updates);
+    double transfer = report("transfer (update_weights)", transfer_s, options.updates);
     double p50 = report("update (start to finish)", update_s, options.updates);
     (void)report("pause window", window_s, options.updates);
     (void)report("total (pause to resume)", total_s, options.updates);
     printf("  start to finish / raw broadcast: %.3f; the first update (%.3f ms): %.3f\n",
            p50 / raw_s, first * 1e3, first / raw_s);
     if (digests) {
-        verify();
+        verify(options.ranks);
     }
     if (options.timings) {
         print_stages();
+    }
+    if (options.kill) {
+        lose_a_rank(transfer, &o, digests);
     }
     lst_close(&lst);
     end_child(&cluster, SIGTERM);
@@ -543,6 +693,11 @@ static void parse(int argc, char **argv)
         if (strcmp(argv[i], "--updates") == 0) {
             options.updates = strtoul(value_of(argc, argv, &i), NULL, 10);
             options.updates = LK_MAX(LK_MIN(options.updates, (size_t)MAX_UPDATES), 1u);
+        } else if (strcmp(argv[i], "--ranks") == 0) {
+            options.ranks = (unsigned)strtoul(value_of(argc, argv, &i), NULL, 10);
+            options.ranks = LK_MAX(LK_MIN(options.ranks, (unsigned)MAX_RANKS), 1u);
+        } else if (strcmp(argv[i], "--kill") == 0) {
+            options.kill = true;
         } else if (strcmp(argv[i], "--packed") == 0) {
             options.bucket = strtoull(value_of(argc, argv, &i), NULL, 10);
         } else if (strcmp(argv[i], "--unpacked") == 0) {
@@ -580,15 +735,16 @@ int main(int argc, char **argv)
     ssize_t n = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
     CHECK(n > 0);
     self_path[n] = '\0';
-    if (argc >= 6 && strcmp(argv[3], "--raw-peer") == 0) {
+    if (argc >= 8 && strcmp(argv[3], "--raw-peer") == 0) {
         options.rank_gpu = atoi(argv[2]);
-        options.library = argc >= 8 ? argv[7] : NULL;
-        return raw_peer(argv[4], argv[5]);
+        options.library = argc >= 9 ? argv[8] : NULL;
+        return raw_peer(argv[4], argv[5], argv[6], argv[7]);
     }
     parse(argc, argv);
     unsigned gpus = device_count("cuda");
-    if (gpus < 2) {
-        printf("needs two GPUs; this machine has %u\n", gpus);
+    if (gpus < 1 + options.ranks || (options.kill && options.ranks < 2)) {
+        printf("needs %u GPUs (and --kill two ranks); this machine has %u\n", 1 + options.ranks,
+               gpus);
         return 77;
     }
     char here[PATH_MAX];
@@ -603,8 +759,9 @@ int main(int argc, char **argv)
     }
     ok(device_open("cuda", options.trainer_gpu, &gpu, &err), "the trainer's GPU");
     make_tensors();
-    printf("%s: %zu tensors, %.2f GB of bfloat16, %s; trainer on %s\n", options.model, n_tensors,
-           (double)total_bytes / 1e9, options.unpacked ? "unpacked" : "packed", gpu->text);
+    printf("%s: %zu tensors, %.2f GB of bfloat16, %s; trainer on %s, %u ranks\n", options.model,
+           n_tensors, (double)total_bytes / 1e9, options.unpacked ? "unpacked" : "packed",
+           gpu->text, options.ranks);
     double raw_s = measure_raw();
     for (int digests = 0; digests < 2; digests++) {
         if (options.digests == NULL || (strcmp(options.digests, "on") == 0) == (digests == 1)) {

@@ -2,7 +2,9 @@
 # bench.sh [BUILD]: the figures of weight updates between GPUs, one after the other in one run. BUILD
 # is a build directory, or what pack.sh made of one (default: build). With two GPUs, for the tensors
 # of a 0.6B model and of Qwen3-8B: the raw ncclBroadcast, whole updates with digests off and on, and
-# the packed torch loop beside them. With one GPU or more: bench/ipc_update.py. Under six minutes.
+# the packed torch loop beside them. With four or eight, also three or seven ranks for Qwen3-8B and
+# Qwen3-30B-A3B, of which one is killed at last. With one GPU or more: bench/ipc_update.py. Under six
+# minutes with two GPUs.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -40,6 +42,13 @@ if [ "$gpus" -ge 2 ]; then
     update qwen3-8b
     step 100 python3 "$root/bench/torch_packed_loop.py" qwen3-8b
     update qwen3-8b --updates 5 --timings
+    for ranks in 3 7; do
+        [ "$gpus" -gt "$ranks" ] || continue
+        for model in qwen3-8b qwen3-30b-a3b; do
+            ours 600 "$build/bench/bench_nccl_update" $model --ranks $ranks --updates 20 --digests on \
+                --kill --nccl-library "$nccl"
+        done
+    done
 else
     echo "NCCL needs two GPUs"
 fi
