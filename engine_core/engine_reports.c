@@ -187,6 +187,8 @@ static void init_body(engine_core_t *self)
     const model_config_t *m = self->config.model;
     lk_dtype_t dtype =
         weight_table_dtype(self->config.executor->ops->weights(self->config.executor));
+    bool digests = !digest_equal(self->sink.ops->digest(self->sink.ctx), (digest_t){{0}});
+    lk_buf_printf(&self->text, ", \"weight_digests\": %s", digests ? "true" : "false");
     lk_buf_printf(&self->text,
                   ", \"storage_dtype\": \"%s\", \"model\": {\"num_layers\": %u, "
                   "\"num_attention_heads\": %u, \"num_key_value_heads\": %u, \"head_dim\": %u, "

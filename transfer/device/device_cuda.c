@@ -34,6 +34,7 @@
     X(cuModuleLoadData)                                                                            \
     X(cuModuleUnload)                                                                              \
     X(cuModuleGetFunction)                                                                         \
+    X(cuFuncSetAttribute)                                                                          \
     X(cuLaunchKernel)                                                                              \
     X(cuMemAlloc_v2)                                                                               \
     X(cuMemFree_v2)                                                                                \
@@ -70,7 +71,7 @@ typedef struct {
     CUdevice device;
     CUcontext context;
     CUmodule module;
-    CUfunction unpack, copies;
+    CUfunction unpack, unpack_beside, copies;
     int multiprocessors;
 } device_cuda_t;
 
@@ -340,23 +341,26 @@ static lk_status_t cuda_zero(device_t *base, void *dst, uint64_t bytes, device_s
     return LK_OK;
 }
 
-/* Blocks of a launch. Beside a collective, more blocks of copies than every second multiprocessor
- * slow it down more than they copy sooner. */
-static unsigned blocks_of(const device_t *base, unsigned whole, unsigned beside, unsigned work)
+/* Multiprocessors that are taken beside a collective. More copying slows it down more than it is
+ * sooner done; digesting has to keep up with it, and leaves what its blocks need. */
+static unsigned copying_beside(const device_t *base)
 {
-    unsigned most = base->beside ? beside : whole;
-    return work < most ? work : most;
+    return ((unsigned)((const device_cuda_t *)base)->multiprocessors + 1) / 2;
+}
+
+static unsigned digesting_beside(const device_t *base)
+{
+    return ((unsigned)((const device_cuda_t *)base)->multiprocessors * 4 + 4) / 5;
 }
 
 static lk_status_t launch_copies(device_t *base, copies_launch_t *launch, device_stream_t *stream,
                                  lk_error_t *err)
 {
-    unsigned sms = (unsigned)of(base)->multiprocessors;
+    unsigned most = base->beside ? copying_beside(base) : 4 * (unsigned)of(base)->multiprocessors;
     void *arguments[] = {launch};
     if (launch->n_chunks > 0) {
         IN_CONTEXT(base,
-                   cuLaunchKernel(of(base)->copies,
-                                  blocks_of(base, 4 * sms, (sms + 1) / 2, launch->n_chunks), 1, 1,
+                   cuLaunchKernel(of(base)->copies, LK_MIN(launch->n_chunks, most), 1, 1,
                                   COPIES_THREADS, 1, 1, 0, (CUstream)stream, arguments, NULL),
                    "start the copy kernel", err);
     }
@@ -382,22 +386,34 @@ static lk_status_t add_copy(device_t *base, copies_launch_t *launch, const devic
     return LK_OK;
 }
 
-/* The launch's description travels as the kernel's argument, which the driver copies. */
+static lk_status_t launch_units(device_t *base, unpack_launch_t *launch, device_stream_t *stream,
+                                lk_error_t *err)
+{
+    void *arguments[] = {launch}; /* the driver copies it */
+    if (base->beside) {
+        unsigned blocks = (launch->n_units + UNPACK_TEAMS - 1) / UNPACK_TEAMS;
+        IN_CONTEXT(base,
+                   cuLaunchKernel(of(base)->unpack_beside, LK_MIN(blocks, digesting_beside(base)),
+                                  1, 1, UNPACK_TEAMS * UNPACK_THREADS, 1, 1,
+                                  UNPACK_TEAMS * UNPACK_SHARED, (CUstream)stream, arguments, NULL),
+                   "start the unpack kernel", err);
+    } else {
+        IN_CONTEXT(base,
+                   cuLaunchKernel(of(base)->unpack, launch->n_units, 1, 1, UNPACK_THREADS, 1, 1, 0,
+                                  (CUstream)stream, arguments, NULL),
+                   "start the unpack kernel", err);
+    }
+    return LK_OK;
+}
+
 static lk_status_t launch_unpack(device_t *base, const device_piece_t *pieces, size_t n,
                                  device_stream_t *stream, lk_error_t *err)
 {
-    unpack_launch_t description;
-    unsigned sms = (unsigned)of(base)->multiprocessors;
+    unpack_launch_t launch;
     for (size_t done = 0; done < n;) {
-        done += unpack_plan(pieces + done, n - done, &description);
-        void *arguments[] = {&description};
-        if (description.n_units > 0) {
-            IN_CONTEXT(base,
-                       cuLaunchKernel(of(base)->unpack,
-                                      blocks_of(base, INT32_MAX, 2 * sms, description.n_units), 1,
-                                      1, UNPACK_THREADS, 1, 1, 0, (CUstream)stream, arguments,
-                                      NULL),
-                       "start the unpack kernel", err);
+        done += unpack_plan(pieces + done, n - done, &launch);
+        if (launch.n_units > 0) {
+            LK_RETURN_IF_ERROR(launch_units(base, &launch, stream, err));
         }
     }
     return LK_OK;
@@ -530,6 +546,14 @@ static lk_status_t load_kernels(device_cuda_t *self, lk_error_t *err)
                err);
     IN_CONTEXT(&self->base, cuModuleGetFunction(&self->unpack, self->module, "lk_unpack"),
                "find the unpack kernel", err);
+    IN_CONTEXT(&self->base,
+               cuModuleGetFunction(&self->unpack_beside, self->module, "lk_unpack_beside"),
+               "find the second unpack kernel", err);
+    IN_CONTEXT(&self->base,
+               cuFuncSetAttribute(self->unpack_beside,
+                                  CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                  UNPACK_TEAMS * UNPACK_SHARED),
+               "have shared memory for the second unpack kernel", err);
     IN_CONTEXT(&self->base, cuModuleGetFunction(&self->copies, self->module, "lk_copies"),
                "find the copy kernel", err);
     IN_CONTEXT(&self->base,

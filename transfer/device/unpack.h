@@ -13,7 +13,8 @@
 
 #include <stdint.h>
 
-#define UNPACK_THREADS 256u /* of a block */
+#define UNPACK_THREADS 256u /* of a block, or of a team of a block */
+#define UNPACK_TEAMS   3u   /* that fill a multiprocessor */
 #define UNPACK_VECTOR  8u   /* consecutive elements of a thread */
 #define UNPACK_VECTORS 1u
 #define UNPACK_CHUNK   (UNPACK_THREADS * UNPACK_VECTOR * UNPACK_VECTORS)
@@ -29,6 +30,9 @@ typedef struct {
     uint64_t lanes;                /* address of two u64 to add to; 0: no digest */
     uint32_t src_dtype, dst_dtype; /* lk_dtype_t */
 } unpack_item_t;
+
+/* Bytes that the threads of a team share: a group's items, and a sum per item, lane and thread. */
+#define UNPACK_SHARED (UNPACK_GROUP * ((uint32_t)sizeof(unpack_item_t) + 2 * UNPACK_THREADS * 8))
 
 typedef struct {
     uint64_t index;        /* of the items' first elements, for digests */

@@ -26,6 +26,7 @@ struct lst {
     unsigned n_ranks;
     bool knows_model; /* the two below, from the answer to init */
     lk_dtype_t stored;
+    bool digests; /* the ranks make them; likewise */
     name_rules_dims_t dims;
 
     lst_stats_t stats;

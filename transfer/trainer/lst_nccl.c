@@ -298,7 +298,8 @@ lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs, const void 
 {
     nccl_sender_t *sender = &self->nccl->sender;
     lst_plan_t *plan = &self->nccl->plan;
-    LK_RETURN_IF_ERROR(lst_plan_make(plan, descs, data, n, packed, buffer_size, &self->err));
+    LK_RETURN_IF_ERROR(
+        lst_plan_make(plan, descs, data, n, packed, buffer_size, self->digests, &self->err));
     LK_RETURN_IF_ERROR(nccl_sender_begin(sender, plan->sent, plan->data, n, packed,
                                          plan->buffer_size, self->nccl->num_buffers, &self->err));
     *bytes = sender->bytes;

@@ -5,11 +5,15 @@
 
 #include <stdlib.h>
 
-#define PARTS     8             /* of everything: no bucket is larger, ... */
-#define LEAST     (64ull << 20) /* ... but starting a broadcast (20 us) must not show */
-#define TRIES     48            /* sizes that are looked at, from the largest to a quarter */
-#define START_NS  20000.0       /* of one broadcast more */
-#define LAST_RATE 0.6           /* bytes per ns: digesting the last bucket */
+#define PARTS 8             /* of everything: no bucket is larger, ... */
+#define LEAST (64ull << 20) /* ... but starting a broadcast must not show */
+#define TRIES 60            /* sizes that are looked at, from the largest to a sixteenth */
+/* An H200 with NVLink: ns to start a broadcast, bytes per ns on the wire and digested, beside it
+ * and alone. Only their ratios matter. */
+#define START_NS      20000.0
+#define WIRE_RATE     368.0
+#define DIGEST_BESIDE 500.0
+#define DIGEST_ALONE  640.0
 
 /* The size of a bucket that is not exceeded; its tensors are not split, so it can be. */
 static uint64_t largest_bucket(const tensor_desc_t *descs, size_t n)
@@ -40,31 +44,37 @@ static void choose_order(lst_plan_t *self, uint64_t bucket)
     }
 }
 
-/* What broadcasts of buckets of this size cost beyond their bytes, in ns (packed_layout's rule). */
-static double cost_of(const lst_plan_t *self, uint64_t size)
+/* When all is done with buckets of this size, in ns (packed_layout's rule): each bucket is digested
+ * behind its broadcast and behind the bucket before. */
+static double time_of(const lst_plan_t *self, uint64_t size)
 {
-    uint64_t bucket = 0, last = 0;
-    size_t n = 0;
+    uint64_t bucket = 0, left = 0;
+    double wire = 0, digested = 0;
+    for (size_t i = 0; i < self->asked.n; i++) {
+        left += bytes_of(&self->sent[i]);
+    }
     for (size_t i = 0; i < self->asked.n; i++) {
         bucket += bytes_of(&self->sent[i]);
-        last = bucket;
-        if (bucket > size) {
+        if (bucket > size || (i + 1 == self->asked.n && bucket > 0)) {
+            left -= bucket;
+            wire += START_NS + (double)bucket / WIRE_RATE;
+            double rate = left > bucket ? DIGEST_BESIDE : DIGEST_ALONE;
+            digested = LK_MAX(digested, wire) + (double)bucket / rate;
             bucket = 0;
-            n++;
         }
     }
-    return (double)(n + (bucket > 0)) * START_NS + (double)last / LAST_RATE;
+    return self->digests ? digested : wire;
 }
 
 static uint64_t choose_size(const lst_plan_t *self, uint64_t largest)
 {
     uint64_t best = largest;
-    double least = cost_of(self, largest);
+    double least = time_of(self, largest);
     for (uint64_t i = 1; i <= TRIES; i++) {
-        uint64_t size = LK_MAX(largest - largest * 3 / 4 * i / TRIES, LEAST);
-        double cost = cost_of(self, size);
-        best = cost < least ? size : best;
-        least = LK_MIN(cost, least);
+        uint64_t size = LK_MAX(largest - largest / 16 * 15 / TRIES * i, LEAST);
+        double time = time_of(self, size);
+        best = time < least ? size : best;
+        least = LK_MIN(time, least);
     }
     return best;
 }
@@ -86,7 +96,7 @@ static lk_status_t make(lst_plan_t *self, const tensor_desc_t *descs, size_t n, 
     }
     uint64_t largest = largest_bucket(descs, n);
     bool choose = self->packed && self->asked_size == 0;
-    choose_order(self, choose ? largest : UINT64_MAX);
+    choose_order(self, choose && self->digests ? largest : UINT64_MAX);
     for (size_t i = 0; i < n; i++) {
         self->sent[i] = self->asked.descs[self->order[i]];
     }
@@ -101,13 +111,15 @@ static lk_status_t make(lst_plan_t *self, const tensor_desc_t *descs, size_t n, 
 }
 
 lk_status_t lst_plan_make(lst_plan_t *self, const tensor_desc_t *descs, const void *const *data,
-                          size_t n, bool packed, uint64_t buffer_size, lk_error_t *err)
+                          size_t n, bool packed, uint64_t buffer_size, bool digests,
+                          lk_error_t *err)
 {
-    if (self->packed != packed || self->asked_size != buffer_size ||
+    if (self->packed != packed || self->asked_size != buffer_size || self->digests != digests ||
         !tensor_list_equal(&self->asked, descs, n)) {
         lst_plan_fini(self);
         self->packed = packed;
         self->asked_size = buffer_size;
+        self->digests = digests;
         lk_status_t st = make(self, descs, n, err);
         if (st < 0) {
             lst_plan_fini(self);

@@ -71,6 +71,7 @@ void lst_learn_model(lst_t *self, const json_t *reply)
     const char *stored = json_string_value(json_object_get(first, "storage_dtype"));
     self->knows_model =
         json_is_object(model) && stored != NULL && dtype_parse(stored, &self->stored);
+    self->digests = !json_is_false(json_object_get(first, "weight_digests"));
     self->dims = (name_rules_dims_t){.num_layers = dim(model, "num_layers"),
                                      .num_attention_heads = dim(model, "num_attention_heads"),
                                      .num_key_value_heads = dim(model, "num_key_value_heads"),

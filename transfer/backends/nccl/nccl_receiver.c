@@ -187,6 +187,7 @@ lk_status_t nccl_receiver_begin(nccl_receiver_t *self, const wte_update_t *updat
     for (size_t i = 0; i < self->n_buckets; i++) {
         self->progress.bytes_total += self->buckets[i].bytes;
     }
+    self->unsent = self->progress.bytes_total;
     size_t most = 1;
     for (size_t i = 0; i < self->n_buckets; i++) {
         most = LK_MAX(most, self->buckets[i].count);
@@ -241,7 +242,8 @@ static lk_status_t follow(nccl_receiver_t *self, const packed_bucket_t *bucket, 
         self->arrivals[i] = (weight_arrival_t){bucket->first + i, at, (size_t)size};
         at += size;
     }
-    device->beside = self->next + 1 < self->n_buckets; /* the next broadcast */
+    self->unsent -= bucket->bytes;
+    device->beside = self->unsent > bucket->bytes; /* else the wire is done sooner, anyway */
     lk_status_t st =
         weight_sink_device_tensors(&self->sink, self->arrivals, bucket->count, link->local, err);
     device->beside = false;

@@ -41,6 +41,7 @@ typedef struct {
     bool calling;                 /* the broadcast of bucket `next` is on its way */
     void *place;                  /* of bucket `next` */
     weight_arrival_t *arrivals;   /* its tensors, for the sink */
+    uint64_t unsent;              /* bytes of the buckets from next + 1 on, once it is called */
     uint32_t slot, next_slot;     /* NCCL_SLOTS_MAX: in place */
     wte_progress_t progress;
     nccl_times_t times;
