@@ -18,6 +18,7 @@
     X(BLOCK_LEAK, "block-leak", "kv", "a block is taken and in no table")                          \
     X(WEIGHT_FLIP, "weight-flip", "weights", "a number in one rank's weights changes")             \
     X(WRONG_VALUES, "wrong-values", "weights", "a trainer sends other numbers than it means to")   \
+    X(TORN_BROADCAST, "torn-broadcast", "weights", "the ranks get half of an NCCL broadcast")      \
     X(HALF_UPDATE, "half-update", "weights", "a failed call leaves other weights behind")          \
     X(MIXED_STEP, "mixed-step", "weights", "one rank takes a step in another epoch")               \
     X(GATED_STEP, "gated-step", "weights", "a rank steps while an update is half done")            \

@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "engine_core/sched/scheduler_internal.h"
 #include "tests/sim/checkers.h"
+#include "tests/sim/device_sink.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@ typedef struct {
     executor_t *inner;
     sim_rank_t *rank;
     const exec_batch_t *batch; /* of the posted step */
+    sim_device_sink_t *device; /* its weights as a device's, for NCCL; NULL: a CPU's */
     /* canaries */
     exec_batch_t other;
     exec_seq_t seqs[2];
@@ -21,6 +23,7 @@ typedef struct {
 static void exec_close(executor_t *base)
 {
     exec_t *self = (exec_t *)base;
+    sim_device_sink_destroy(&self->device);
     self->inner->ops->close(self->inner);
     free(self);
 }
@@ -147,10 +150,17 @@ static void exec_step_abort(executor_t *base)
     self->inner->ops->step_abort(self->inner);
 }
 
+static weight_sink_t exec_sink(executor_t *base)
+{
+    exec_t *self = (exec_t *)base;
+    return self->device != NULL ? sim_device_sink(self->device) : executor_sink(self->inner);
+}
+
 static const executor_ops_t ops = {
     .name = "sim",
     .close = exec_close,
     .weights = exec_weights,
+    .sink = exec_sink,
     .step_post = exec_step_post,
     .step_test = exec_step_test,
     .step_waits = exec_step_waits,
@@ -168,6 +178,9 @@ lk_status_t sim_exec_open(sim_rank_t *rank, const executor_config_t *config, exe
     if (status != LK_OK) {
         free(self);
         return status;
+    }
+    if (rank->sim->o.nccl) {
+        self->device = sim_device_sink_new(executor_sink(self->inner));
     }
     *out = &self->base;
     return LK_OK;

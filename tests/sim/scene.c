@@ -11,7 +11,8 @@
 
 static const char quiet[] =
     "ranks=2 frontends=1 moe=1 doorbell=1 sync_interval=8 block_size=4 positions=512 "
-    "max_num_seqs=8 max_batched_tokens=64 prefix_cache=1 backend=1 ring_bytes=4096 max_prompt=24 "
+    "max_num_seqs=8 max_batched_tokens=64 prefix_cache=1 backend=1 nccl=0 ring_bytes=4096 "
+    "max_prompt=24 "
     "max_output=64 modes=7 latency_us=50 step_us=1000 control_timeout_ms=5000 "
     "transfer_timeout_ms=5000";
 

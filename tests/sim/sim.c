@@ -4,7 +4,9 @@
 #include "tests/sim/checkers.h"
 #include "tests/sim/mesh.h"
 #include "tests/sim/net.h"
+#include "tests/lib/transfer/nccl_fake.h"
 #include "tests/sim/scene.h"
+#include "tests/sim/sender.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -356,6 +358,7 @@ static void old_world(sim_options_t *o)
     o->torn_streams = 0;
     o->stop_every_ms = o->kill_every_ms = 0;
     o->backend = o->backend == 0 ? 0 : 2;
+    o->nccl = 0;
     o->control_timeout_ms = LK_MIN(o->control_timeout_ms, 1000);
     o->transfer_timeout_ms = 600000;
     o->swap = 0;
@@ -383,6 +386,8 @@ static void open_world(sim_t *self)
     self->n_members = (uint32_t)self->o.ranks;
     CHECK(self->ranks != NULL && self->fronts != NULL && self->removed != NULL);
     sim_scene_start(self);
+    atomic_store(&nccl_fake_knobs.lag, (unsigned)self->o.nccl_lag);
+    atomic_store(&nccl_fake_knobs.lost, (unsigned)self->o.nccl_tells);
     self->coord.sim = self;
     sim_coord_start(&self->coord);
     for (uint32_t r = 0; r < self->o.ranks; r++) {
@@ -415,6 +420,10 @@ static void close_world(sim_t *self)
     sim_scene_stop(self);
     for (size_t i = 0; i < self->heap_n; i++) {
         free(self->heap[i].data);
+    }
+    unsigned left = sim_senders_reset();
+    if (left > 0) {
+        sim_fail(self, "resources", "%u communicators have not ended", left);
     }
     free(self->heap);
     free(self->mesh_last_ns);
@@ -464,6 +473,6 @@ void sim_run(const sim_config_t *config, sim_result_t *out)
     self->result.trace = self->trace;
     self->result.virtual_ns = self->now_ns - 1000 * LK_SECOND_NS;
     close_world(self);
-    *out = self->result;
+    *out = self->result; /* after the end: it may find what was left behind */
     free(self);
 }

@@ -76,6 +76,10 @@ START_TEST(test_canary)
             config.options.removals = 100;
         }
         config.options.break_every_ms = canary == SIM_CANARY_UNNUMBERED ? 2 : 0;
+        if (canary == SIM_CANARY_TORN_BROADCAST) { /* where there are some */
+            config.options.backend = 2;
+            config.options.nccl = config.options.trainers = 1;
+        }
         sim_run(&config, &r);
         if (canary == SIM_CANARY_REAL_TIME) {
             sim_run(&config, &again);

@@ -1,11 +1,9 @@
-/* trainer.c: trainers: the product's sender over streams in memory, and the calls that go with it,
- * in the order a trainer makes them; now and then one gives up or dies halfway. */
+/* trainer.c: trainers: the product's senders (sender.h), and the calls that go with them, in the
+ * order a trainer makes them; now and then one gives up or dies halfway. */
 #include "base/buf.h"
 #include "base/check.h"
 #include "tests/sim/checkers.h"
-#include "tests/sim/torn_stream.h"
-#include "transfer/backends/mem/mem_stream.h"
-#include "transfer/backends/transfer_sender.h"
+#include "tests/sim/sender.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,14 +28,12 @@ struct sim_trainer {
     uint32_t index, front;
     stage_t stage;
     char name[48], token[32];
-    mem_listener_t *listener;
-    transfer_sender_t *sender;
+    sim_sender_t *sender;
     bool initialised, sending, paused;
     bool whole; /* the next session has to bring everything */
     bool alive; /* looks at its streams from time to time */
     uint64_t looks, sessions;
     size_t first, n, end; /* tensors of the update under way; of the session */
-    uint64_t sent;        /* bytes, at the last look */
     tensor_desc_t *descs;
     void **data;
     size_t n_tensors;
@@ -49,8 +45,7 @@ struct sim_trainer {
 
 static void hang_up(sim_trainer_t *self)
 {
-    sender_destroy(&self->sender);
-    mem_listener_destroy(&self->listener);
+    sim_sender_destroy(&self->sender);
     self->sending = self->initialised = false;
 }
 
@@ -81,11 +76,22 @@ static void listen_anew(sim_trainer_t *self)
              (unsigned long long)++self->sessions);
     snprintf(self->token, sizeof self->token, "token %u %llu", self->index,
              (unsigned long long)self->sessions);
-    self->listener = mem_listener_new(self->name, sim->o.ring_bytes);
-    self->sender = sender_new(&sim->env, sim->o.transfer_timeout_ms * LK_MS_NS, self->token,
-                              count_ranks(self), 1);
-    CHECK(self->listener != NULL && self->sender != NULL);
+    self->sender = sim_sender_new(sim, self->name, self->token, count_ranks(self));
     look_soon(self);
+}
+
+/* Dies without a word: its streams close, its session stays open. */
+static bool dies(sim_trainer_t *self)
+{
+    sim_t *sim = self->sim;
+    if (sim->phase != SIM_SAFETY || !sim_chance(sim, sim->o.trainer_deaths)) {
+        return false;
+    }
+    sim_log(sim, "trainer %u dies", self->index);
+    hang_up(self);
+    self->paused = false;
+    self->whole = true;
+    return true;
 }
 
 /* Greets and sends; whatever moved, the ranks should look. */
@@ -96,25 +102,11 @@ static void look(sim_trainer_t *self)
     if (self->sender == NULL) {
         return;
     }
-    byte_stream_t *stream;
-    bool moved = false;
-    while ((stream = mem_accept(self->listener)) != NULL) {
-        if (sim->phase == SIM_SAFETY && sim_chance(sim, sim->o.torn_streams)) {
-            stream = torn_stream_new(stream, sim_below(sim, 30000));
-        }
-        sender_add(self->sender, stream);
-        moved = true;
+    bool moved = sim_sender_look(self->sender, &self->sending);
+    if (sim->o.nccl && self->sending && moved && dies(self)) {
+        sim_log(sim, "trainer %u was in a broadcast", self->index);
+        return;
     }
-    lk_error_t err = LK_ERROR_INIT;
-    if (self->sending) {
-        self->sending = sender_step(self->sender, &err) == LK_INPROGRESS;
-        moved |= !self->sending;
-    } else {
-        (void)!sender_greet(self->sender);
-    }
-    uint64_t sent = sender_bytes(self->sender);
-    moved |= sent != self->sent;
-    self->sent = sent;
     self->looks = moved ? 0 : self->looks + 1;
     for (uint32_t r = 0; moved && r < sim->o.ranks; r++) {
         sim_rank_wake(&sim->ranks[r], sim->now_ns + LOOK_NS);
@@ -131,10 +123,7 @@ static void look(sim_trainer_t *self)
 static const char *init_spec(sim_trainer_t *self)
 {
     lk_buf_clear(&self->spec);
-    lk_buf_printf(&self->spec,
-                  "{\"init_info\": {\"trainer\": \"%s\", \"session_token\": \"%s\", \"packed\": "
-                  "true}}",
-                  self->name, self->token);
+    lk_buf_printf(&self->spec, "{\"init_info\": {%s}}", sim_sender_init_info(self->sender));
     return lk_buf_cstr(&self->spec);
 }
 
@@ -156,7 +145,7 @@ static const char *update_spec(sim_trainer_t *self)
         tensor_desc_shape_text(&self->descs[i], shape, sizeof shape);
         lk_buf_printf(b, "%s%s", i > self->first ? ", " : "", shape);
     }
-    lk_buf_str(b, "], \"packed\": true, \"packed_buffer_size_bytes\": 700}}");
+    lk_buf_printf(b, "], \"packed\": true, \"packed_buffer_size_bytes\": %u}}", SIM_BUCKET_BYTES);
     return lk_buf_cstr(b);
 }
 
@@ -209,20 +198,6 @@ static void end_session(sim_trainer_t *self, const sim_call_t *last)
     }
 }
 
-/* Dies without a word: its streams close, its session stays open. */
-static bool dies(sim_trainer_t *self)
-{
-    sim_t *sim = self->sim;
-    if (sim->phase != SIM_SAFETY || !sim_chance(sim, sim->o.trainer_deaths)) {
-        return false;
-    }
-    sim_log(sim, "trainer %u dies", self->index);
-    hang_up(self);
-    self->paused = false;
-    self->whole = true;
-    return true;
-}
-
 static void next_update(sim_trainer_t *self)
 {
     sim_t *sim = self->sim;
@@ -244,9 +219,8 @@ static void next_update(sim_trainer_t *self)
     self->n = self->repaired != NULL || sim_chance(sim, 50) ? left : 1 + sim_below(sim, left);
     new_values(self);
     lk_error_t err = LK_ERROR_INIT;
-    self->sending = sender_begin(self->sender, self->descs + self->first,
-                                 (const void *const *)self->data + self->first, self->n, true, 700,
-                                 &err) == LK_OK;
+    self->sending = sim_sender_begin(self->sender, self->descs + self->first,
+                                     self->data + self->first, self->n, &err) == LK_OK;
     look_soon(self);
     call(self, UPDATING, UPDATE_VERB_UPDATE, update_spec(self));
     if (self->sending && sim_plants(sim, SIM_CANARY_WRONG_VALUES)) {
@@ -261,7 +235,7 @@ static void next_update(sim_trainer_t *self)
 static void give_up(sim_trainer_t *self)
 {
     if (self->sending && self->sender != NULL) {
-        sender_cancel(self->sender, "the call failed");
+        sim_sender_cancel(self->sender);
     }
     self->sending = false;
     self->initialised = false;
@@ -276,7 +250,7 @@ static void begin_session(sim_trainer_t *self)
     self->first = whole ? 0 : sim_below(sim, self->n_tensors);
     self->end =
         whole ? self->n_tensors : self->first + 1 + sim_below(sim, self->n_tensors - self->first);
-    if (self->initialised && self->sender != NULL && sender_usable(self->sender)) {
+    if (self->initialised && self->sender != NULL && sim_sender_usable(self->sender)) {
         call(self, STARTING, UPDATE_VERB_START, NULL);
         return;
     }

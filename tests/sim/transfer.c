@@ -1,13 +1,16 @@
 #include "tests/sim/transfer.h"
 #include "base/check.h"
 #include "tests/sim/checkers.h"
+#include "tests/lib/transfer/nccl_fake.h"
 #include "transfer/backends/backends.h"
+#include "transfer/backends/nccl/wte_nccl.h"
 #include "transfer/backends/transfer_receiver.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The collective twin wraps wte_mem. Ranks belong together if they connected with one token. */
+/* NCCL itself is the product's (wte_nccl). The collective twin wraps wte_mem. Ranks belong together
+ * if they connected with one token. */
 typedef struct {
     const lk_env_t *env; /* first: of this rank */
     sim_rank_t *rank;
@@ -161,6 +164,10 @@ static const wte_ops_t collective = {
 const wte_ops_t *sim_transfer_ops(const sim_t *sim)
 {
     static const wte_ops_t *const backends[] = {NULL, &wte_mem, &collective};
+    if (sim->o.nccl) {
+        wte_nccl_use(&nccl_fake_ops);
+        return &wte_nccl;
+    }
     return backends[sim->o.backend];
 }
 

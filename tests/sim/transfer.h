@@ -1,6 +1,7 @@
 /*
- * transfer.h: the ranks' half of weight transfers: the mem engine, or one whose updates are a
- * collective of all ranks, as NCCL's broadcast is: a rank stays in it until every rank has come.
+ * transfer.h: the ranks' half of weight transfers: the mem engine; one whose updates are a
+ * collective of all ranks, as NCCL's broadcast is: a rank stays in it until every rank has come; or
+ * the product's NCCL engine, over communicators that block as NCCL's do.
  */
 #ifndef LK_TESTS_SIM_TRANSFER_H
 #define LK_TESTS_SIM_TRANSFER_H

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#define UNWRITTEN 0xA5 /* memory that nobody has written */
 #define ALIGNMENT 512u
 
 typedef enum { WORK_COPY, WORK_ZERO, WORK_UNPACK, WORK_RECORD, WORK_WAIT, WORK_CALL } work_kind_t;
@@ -66,6 +67,7 @@ static lk_status_t host_alloc(device_t *base, uint64_t bytes, void **out, lk_err
                             (unsigned long long)bytes);
     }
     memcpy(block, &bytes, sizeof bytes);
+    memset(block + ALIGNMENT, UNWRITTEN, bytes); /* the same in every run that is replayed */
     base->allocations++;
     base->allocated += bytes;
     *out = block + ALIGNMENT;

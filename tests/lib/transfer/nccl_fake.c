@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORLD_MAX 8u
-#define GROUPS    64u
+#define WORLD_MAX 257u
 
 typedef struct {
     bool is_sum;
@@ -22,17 +21,18 @@ typedef struct {
 typedef struct collective {
     struct collective *next;
     uint64_t number;
-    part_t parts[WORLD_MAX];
-    bool came[WORLD_MAX];
+    part_t *parts; /* [world_size] */
+    bool *came;
     bool done;
 } collective_t;
 
-typedef struct {
+typedef struct group {
     uint8_t id[NCCL_ID_BYTES];
     uint32_t world_size; /* 0: nobody has joined */
     bool joined[WORLD_MAX], odd, aborted;
     uint32_t n_joined;
     collective_t *collectives;
+    struct group *next;
 } group_t;
 
 struct nccl_comm {
@@ -52,19 +52,46 @@ typedef struct {
 nccl_fake_knobs_t nccl_fake_knobs;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static group_t groups[GROUPS];
-static uint32_t n_groups;
+static group_t *groups;
+static uint32_t n_groups; /* so far: ids differ */
 static unsigned n_alive;
+
+static void free_collective(collective_t *c)
+{
+    free(c->parts);
+    free(c->came);
+    free(c);
+}
+
+static group_t *add_group(const uint8_t id[NCCL_ID_BYTES])
+{
+    group_t *group = calloc(1, sizeof *group);
+    CHECK(group != NULL);
+    memcpy(group->id, id, NCCL_ID_BYTES);
+    group->next = groups;
+    groups = group;
+    n_groups++;
+    return group;
+}
+
+void nccl_fake_know(const uint8_t id[NCCL_ID_BYTES])
+{
+    pthread_mutex_lock(&lock);
+    add_group(id);
+    pthread_mutex_unlock(&lock);
+}
 
 unsigned nccl_fake_reset(void)
 {
-    for (uint32_t i = 0; i < n_groups; i++) {
-        for (collective_t *c = groups[i].collectives, *next; c != NULL; c = next) {
+    for (group_t *group = groups, *other; group != NULL; group = other) {
+        for (collective_t *c = group->collectives, *next; c != NULL; c = next) {
             next = c->next;
-            free(c);
+            free_collective(c);
         }
+        other = group->next;
+        free(group);
     }
-    memset(groups, 0, sizeof groups);
+    groups = NULL;
     n_groups = 0;
     memset(&nccl_fake_knobs, 0, sizeof nccl_fake_knobs);
     unsigned left = n_alive;
@@ -86,11 +113,10 @@ static lk_status_t fake_unique_id(const nccl_library_t *library, uint8_t id[NCCL
                                   lk_error_t *err)
 {
     pthread_mutex_lock(&lock);
-    CHECK(n_groups < GROUPS);
     for (size_t i = 0; i < NCCL_ID_BYTES; i++) {
         id[i] = (uint8_t)lk_hash64(&n_groups, sizeof n_groups, i);
     }
-    memcpy(groups[n_groups++].id, id, NCCL_ID_BYTES);
+    add_group(id);
     pthread_mutex_unlock(&lock);
     return LK_OK;
 }
@@ -101,9 +127,9 @@ static lk_status_t fake_init(const nccl_library_t *library, device_t *device,
 {
     lk_status_t st = LK_INPROGRESS;
     pthread_mutex_lock(&lock);
-    group_t *group = NULL;
-    for (uint32_t i = 0; i < n_groups; i++) {
-        group = memcmp(groups[i].id, id, NCCL_ID_BYTES) == 0 ? &groups[i] : group;
+    group_t *group = groups;
+    while (group != NULL && memcmp(group->id, id, NCCL_ID_BYTES) != 0) {
+        group = group->next;
     }
     if (rank >= world_size || world_size > WORLD_MAX || (group != NULL && group->joined[rank])) {
         st = lk_error_set(err, LK_ERR_IO, "ncclCommInitRank: NCCL 2.99.1: invalid argument");
@@ -172,6 +198,9 @@ static collective_t *collective_of(group_t *group, uint64_t number)
     }
     collective_t *c = calloc(1, sizeof *c);
     CHECK(c != NULL);
+    c->parts = calloc(group->world_size, sizeof *c->parts);
+    c->came = calloc(group->world_size, sizeof *c->came);
+    CHECK(c->parts != NULL && c->came != NULL);
     c->number = number;
     c->next = group->collectives;
     group->collectives = c;
@@ -188,12 +217,13 @@ static void carry_out(const group_t *group, collective_t *c)
         }
         sum += p->is_sum ? *p->from : 0;
     }
+    bool torn = !c->parts[0].is_sum && atomic_exchange(&nccl_fake_knobs.torn, false);
     for (uint32_t r = 0; r < group->world_size; r++) {
         const part_t *p = &c->parts[r];
         if (p->is_sum) {
             *p->to = sum;
         } else if (r > 0) {
-            memcpy(p->buffer, c->parts[0].buffer, p->bytes);
+            memcpy(p->buffer, c->parts[0].buffer, torn ? p->bytes / 2 : p->bytes);
         }
     }
     c->done = true;

@@ -109,7 +109,7 @@ lk_status_t nccl_sender_begin(nccl_sender_t *self, const tensor_desc_t *tensors,
                               const void *const *data, size_t n, bool packed, uint64_t buffer_size,
                               uint32_t num_buffers, lk_error_t *err)
 {
-    CHECK(self->link.phase == NCCL_LINK_UP);
+    CHECK(self->link.phase == NCCL_LINK_UP && self->n_buckets == 0);
     forget_update(self);
     LK_RETURN_IF_ERROR(
         packed_layout(tensors, n, packed, buffer_size, &self->buckets, &self->n_buckets, err));
