@@ -39,13 +39,16 @@ typedef struct {
     bool digests;
     bool places;
     lk_dtype_t from, to;
+    bool beside; /* as if a collective ran */
 } case_t;
 
 static const case_t cases[] = {
     {"device copy", true, false, true, LK_DTYPE_BF16, LK_DTYPE_BF16},
     {"copy", false, false, true, LK_DTYPE_BF16, LK_DTYPE_BF16},
+    {"copy, beside a collective", false, false, true, LK_DTYPE_BF16, LK_DTYPE_BF16, true},
     {"copy, digest", false, true, true, LK_DTYPE_BF16, LK_DTYPE_BF16},
     {"digest in place", false, true, false, LK_DTYPE_BF16, LK_DTYPE_BF16},
+    {"digest in place, beside", false, true, false, LK_DTYPE_BF16, LK_DTYPE_BF16, true},
     {"digest in place, float32", false, true, false, LK_DTYPE_F32, LK_DTYPE_F32},
     {"float32 to bfloat16, digest", false, true, true, LK_DTYPE_F32, LK_DTYPE_BF16},
 };
@@ -89,7 +92,9 @@ static double run_once(const case_t *c, const device_piece_t *pieces, size_t n)
                                    pieces[i].cols * dtype_bytes(c->from), stream, &err));
         }
     } else {
+        device->beside = c->beside;
         must(device->ops->unpack(device, pieces, n, stream, &err));
+        device->beside = false;
     }
     must(device_wait(device, stream, &err));
     return (double)(lk_env_now_ns(lk_env_real()) - start);
