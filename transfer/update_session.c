@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define KEPT_TEXT_MAX (4u << 20) /* of an update that is not under way */
+
 struct update_session {
     const wte_ops_t *ops; /* in use now; NULL: not configured */
     void *engine;         /* its state */
@@ -29,11 +31,13 @@ struct update_session {
     update_spec_t spec;
     update_spec_t checked; /* of the last update that was checked, and its text */
     lk_buf_t checked_text;
+    bool lent;                    /* `spec` is `checked`, for the time of the update */
     const wte_ops_t *checked_ops; /* and for which engine and defaults */
     packed_options_t checked_packing;
-    bool touched, stale;     /* stale: a session begins over a failed one's remains */
-    char canceled[256];      /* why; empty: not canceled */
-    wte_progress_t progress; /* of the last update */
+    uint32_t checked_rank, checked_ranks; /* and for which place */
+    bool touched, stale;                  /* stale: a session begins over a failed one's remains */
+    char canceled[256];                   /* why; empty: not canceled */
+    wte_progress_t progress;              /* of the last update */
 };
 
 static const char *const verb_names[] = {
@@ -216,6 +220,7 @@ static void forget_checked(update_session_t *self)
 {
     update_spec_fini(&self->checked);
     lk_buf_fini(&self->checked_text);
+    self->lent = false;
 }
 
 /* Takes *spec over. Nothing is kept of updates that hold files open, nor without memory. */
@@ -231,25 +236,47 @@ static void keep_checked(update_session_t *self, update_spec_t *spec, const char
     }
     self->checked = *spec;
     self->checked_ops = self->ops;
+    self->checked_rank = self->ctx.dp_rank;
+    self->checked_ranks = self->ctx.dp_size;
     self->checked_packing = self->packing;
     *spec = (update_spec_t){0};
 }
 
-/* What was read of the same text for the same engine and defaults. */
-static bool take_checked(update_session_t *self, const char *text, size_t len, update_spec_t *out)
+/* There is something that was read of the same text, for the same engine, place and defaults. */
+static bool is_checked(const update_session_t *self, const char *text, size_t len)
 {
     const packed_options_t *packing = &self->checked_packing;
-    bool same = self->checked_text.len == len && len > 0 && self->checked_ops == self->ops &&
-                packing->packed == self->packing.packed &&
-                packing->buffer_size_bytes == self->packing.buffer_size_bytes &&
-                packing->num_buffers == self->packing.num_buffers &&
-                memcmp(self->checked_text.data, text, len) == 0;
-    if (same) {
-        *out = self->checked;
-        self->checked = (update_spec_t){0};
+    return self->checked_text.len == len && len > 0 && !self->lent &&
+           self->checked_ops == self->ops && self->checked_rank == self->ctx.dp_rank &&
+           self->checked_ranks == self->ctx.dp_size && packing->packed == self->packing.packed &&
+           packing->buffer_size_bytes == self->packing.buffer_size_bytes &&
+           packing->num_buffers == self->packing.num_buffers &&
+           memcmp(self->checked_text.data, text, len) == 0;
+}
+
+static bool take_checked(update_session_t *self, const char *text, size_t len, update_spec_t *out)
+{
+    if (!is_checked(self, text, len)) {
+        forget_checked(self);
+        return false;
     }
-    forget_checked(self);
-    return same;
+    *out = self->checked;
+    self->checked = (update_spec_t){0};
+    self->lent = true;
+    return true;
+}
+
+/* The update is over. Trainers send the same text again and again, and what was read of it stays
+ * for the next time, unless it is large. */
+static void give_back(update_session_t *self)
+{
+    if (self->lent && self->checked_text.len <= KEPT_TEXT_MAX) {
+        self->checked = self->spec;
+        self->spec = (update_spec_t){0};
+        self->lent = false;
+    } else {
+        update_spec_fini(&self->spec);
+    }
 }
 
 /* ---- life ---- */
@@ -367,24 +394,30 @@ static wte_update_t wte_update(const update_spec_t *spec)
                           .source = spec->source};
 }
 
+/* What the sink and the engine say of an update that has been read. */
+static lk_status_t look_at(const update_session_t *self, const update_spec_t *spec, lk_error_t *err)
+{
+    const weight_sink_ops_t *sink = self->sink.ops;
+    bool whole = self->ops->update_open != NULL && sink->check_whole != NULL;
+    LK_RETURN_IF_ERROR(whole
+                           ? sink->check_whole(self->sink.ctx, spec->tensors, spec->n_tensors, err)
+                           : sink->check(self->sink.ctx, spec->tensors, spec->n_tensors, err));
+    wte_update_t update = wte_update(spec);
+    return self->state == UPDATE_STATE_OPEN /* else the order is refused, with its text */
+               ? self->ops->update_check(self->engine, &update, err)
+               : LK_OK;
+}
+
 static lk_status_t parse_update(const update_session_t *self, const char *text, size_t len,
                                 update_spec_t *out, lk_error_t *err)
 {
     update_spec_t spec = {0};
-    const weight_sink_ops_t *sink = self->sink.ops;
     bool whole = self->ops->update_open != NULL;
     LK_RETURN_IF_ERROR(whole ? update_spec_open(&spec, self->ops, &self->ctx, text, len, err)
                              : update_spec_update(&spec, self->ops->name, text, len,
                                                   self->ctx.dp_rank, self->ctx.dp_size,
                                                   self->packing, err));
-    lk_status_t st = whole && sink->check_whole != NULL
-                         ? sink->check_whole(self->sink.ctx, spec.tensors, spec.n_tensors, err)
-                         : sink->check(self->sink.ctx, spec.tensors, spec.n_tensors, err);
-    if (st >= 0 &&
-        self->state == UPDATE_STATE_OPEN) { /* else the order is refused, with its text */
-        wte_update_t update = wte_update(&spec);
-        st = self->ops->update_check(self->engine, &update, err);
-    }
+    lk_status_t st = look_at(self, &spec, err);
     if (st < 0) {
         update_spec_fini(&spec);
         return st;
@@ -417,6 +450,10 @@ lk_status_t update_session_check(update_session_t *self, update_verb_t verb, con
                                  size_t spec_len, lk_error_t *err)
 {
     update_spec_t parsed = {0};
+    if (verb == UPDATE_VERB_UPDATE && is_checked(self, spec, spec_len)) {
+        LK_RETURN_IF_ERROR(check_configured(self, verb, spec, spec_len, err));
+        return look_at(self, &self->checked, err);
+    }
     lk_status_t st = parse_any(self, verb, spec, spec_len, &parsed, err);
     if (st >= 0 && verb == UPDATE_VERB_UPDATE) {
         keep_checked(self, &parsed, spec, spec_len);
@@ -627,7 +664,7 @@ lk_status_t update_session_test(update_session_t *self, lk_error_t *err)
         }
         self->ops->progress(self->engine, &self->progress);
         if (st != LK_INPROGRESS) {
-            update_spec_fini(&self->spec);
+            give_back(self);
             self->state = st == LK_OK ? UPDATE_STATE_OPEN : UPDATE_STATE_UNCONFIGURED;
         }
     } else if (self->state == UPDATE_STATE_PREPARING) {
