@@ -342,7 +342,8 @@ static lk_status_t cuda_zero(device_t *base, void *dst, uint64_t bytes, device_s
 }
 
 /* Multiprocessors that are taken beside a collective. More copying slows it down more than it is
- * sooner done; digesting has to keep up with it, and leaves what its blocks need. */
+ * sooner done; digesting has to keep up with it, and leaves NCCL's blocks (at most 32, of one
+ * multiprocessor each) what they need. */
 static unsigned copying_beside(const device_t *base)
 {
     return ((unsigned)((const device_cuda_t *)base)->multiprocessors + 1) / 2;
@@ -350,13 +351,15 @@ static unsigned copying_beside(const device_t *base)
 
 static unsigned digesting_beside(const device_t *base)
 {
-    return ((unsigned)((const device_cuda_t *)base)->multiprocessors * 4 + 4) / 5;
+    enum { LEFT = 34 };
+    unsigned all = (unsigned)((const device_cuda_t *)base)->multiprocessors;
+    return all > 2 * LEFT ? all - LEFT : (all + 1) / 2;
 }
 
 static lk_status_t launch_copies(device_t *base, copies_launch_t *launch, device_stream_t *stream,
                                  lk_error_t *err)
 {
-    unsigned most = base->beside ? copying_beside(base) : 4 * (unsigned)of(base)->multiprocessors;
+    unsigned most = base->beside ? copying_beside(base) : 2 * (unsigned)of(base)->multiprocessors;
     void *arguments[] = {launch};
     if (launch->n_chunks > 0) {
         IN_CONTEXT(base,

@@ -12,7 +12,7 @@
  * and alone. Only their ratios matter. */
 #define START_NS      20000.0
 #define WIRE_RATE     368.0
-#define DIGEST_BESIDE 500.0
+#define DIGEST_BESIDE 450.0
 #define DIGEST_ALONE  640.0
 
 /* The size of a bucket that is not exceeded; its tensors are not split, so it can be. */
