@@ -260,18 +260,24 @@ bool engine_client_abort(engine_client_t *self, uint64_t handle)
     return true;
 }
 
+static void tell_epochs(engine_client_t *self)
+{
+    msg_t msg = {.type = MSG_HEARTBEAT};
+    msg.heartbeat = (msg_heartbeat_t){.role = MSG_ROLE_FRONTEND,
+                                      .rank = self->config.client,
+                                      .weight_epoch = self->info.weight_epoch,
+                                      .group_epoch = self->info.group_epoch};
+    (void)!self->ops.send_coordinator(self->ops.ctx, &msg, NULL); /* said again each second */
+}
+
 /* The coordinator learns of new weights from whoever was told of them, too: the ranks that hold
  * them may die with their reports. */
 static void note_weights(engine_client_t *self, uint64_t epoch)
 {
-    if (epoch <= self->info.weight_epoch) {
-        return;
+    if (epoch > self->info.weight_epoch) {
+        self->info.weight_epoch = epoch;
+        tell_epochs(self);
     }
-    self->info.weight_epoch = epoch;
-    msg_t msg = {.type = MSG_HEARTBEAT};
-    msg.heartbeat = (msg_heartbeat_t){
-        .role = MSG_ROLE_FRONTEND, .rank = self->config.client, .weight_epoch = epoch};
-    (void)!self->ops.send_coordinator(self->ops.ctx, &msg, NULL); /* HELLO says it again */
 }
 
 static void on_output(engine_client_t *self, uint32_t rank, const msg_output_t *out)
@@ -394,6 +400,8 @@ static void follow_epoch(engine_client_t *self, uint64_t epoch)
     bool first = self->info.group_epoch == 0;
     self->info.group_epoch = epoch;
     self->info.serving = false;
+    tell_epochs(
+        self); /* a later life of it may not know, and all who were there may be dead soon */
     if (!first) {
         close_group(self, "the group of engines is being formed anew; try again");
     }
@@ -670,6 +678,7 @@ static void beat(engine_client_t *self)
         return;
     }
     self->beat_ns = now;
+    tell_epochs(self);
     for (uint32_t r = 0; r < self->config.n_ranks; r++) {
         if (self->ranks[r].removed != NULL) {
             continue;

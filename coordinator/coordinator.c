@@ -318,6 +318,7 @@ void coordinator_on_message(coordinator_t *self, const msg_t *msg)
         break;
     case MSG_HEARTBEAT:
         membership_note_weights(self->membership, msg->heartbeat.weight_epoch);
+        membership_note_epoch(self->membership, msg->heartbeat.group_epoch, now_ns);
         break;
     default:
         self->dropped++;

@@ -388,6 +388,17 @@ void membership_note_weights(membership_t *self, uint64_t weight_epoch)
     self->newest_weights = LK_MAX(self->newest_weights, weight_epoch);
 }
 
+void membership_note_epoch(membership_t *self, uint64_t group_epoch, uint64_t now_ns)
+{
+    char why[LK_ERROR_TEXT_MAX];
+    self->newest_left = LK_MAX(self->newest_left, group_epoch);
+    if (group_epoch > self->epoch && self->state != MEMBERSHIP_GATHERING) {
+        snprintf(why, sizeof why, "a front end has heard of group epoch %llu",
+                 (unsigned long long)group_epoch);
+        break_epoch(self, -1, why, now_ns);
+    }
+}
+
 /* ---- silence ---- */
 
 static bool expire(membership_t *self, member_t *m, uint64_t now_ns, uint64_t limit_ns)

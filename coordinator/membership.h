@@ -54,6 +54,9 @@ LK_MUST_USE lk_status_t membership_ready(membership_t *self, const msg_t *msg, u
                                          lk_error_t *err);
 /* A report of the weights that a rank holds. */
 void membership_note_weights(membership_t *self, uint64_t weight_epoch);
+/* A front end has heard of this group epoch. If it is newer than the current one, that one ends:
+ * everybody drops what is of an older epoch than the newest one heard of. */
+void membership_note_epoch(membership_t *self, uint64_t group_epoch, uint64_t now_ns);
 /* Expels engines that were silent for longer than limit_ns, and marks such front ends dead. True if
  * anything changed. */
 bool membership_expire(membership_t *self, uint64_t now_ns, uint64_t limit_ns);

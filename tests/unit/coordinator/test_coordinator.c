@@ -667,6 +667,31 @@ START_TEST(no_epoch_that_a_front_end_knows_is_used_again)
 }
 END_TEST
 
+/* It said HELLO before a rank told it, and both that rank and the coordinator died since. */
+START_TEST(a_front_end_that_knows_more_ends_an_older_epoch)
+{
+    world_t w;
+    world_init_as(&w, 2);
+    frontend_comes(&w);
+    come(&w, 0, 2, 0, 0);
+    come(&w, 1, 2, 0, 0);
+    ck_assert_uint_eq(w.group_epoch, 1);
+    msg_t m = from(MSG_HEARTBEAT, MSG_ROLE_FRONTEND, 0);
+    m.heartbeat = (msg_heartbeat_t){.role = MSG_ROLE_FRONTEND, .group_epoch = 8};
+    coordinator_on_message(w.coordinator, &m);
+    ck_assert_uint_eq(w.dissolved, 1);
+    come(&w, 0, 2, 1, 0);
+    come(&w, 1, 2, 1, 0);
+    ck_assert_uint_eq(w.group_epoch, 9);
+    be_ready(&w, 0, 2, 9);
+    be_ready(&w, 1, 2, 9);
+    m.heartbeat.group_epoch = 9;
+    coordinator_on_message(w.coordinator, &m);
+    ck_assert(coordinator_serving(w.coordinator));
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
 /* Endless input must not starve publication (it is timer driven), nor cause a message per input. */
 /* Each rank says by itself that it is paused; who asks is told at once, and then all the rest. */
 START_TEST(a_pause_of_many_is_published_twice)
@@ -740,6 +765,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, a_found_group_ends_with_the_member_that_falls_silent);
     tcase_add_test(tc, no_epoch_that_a_front_end_knows_is_used_again);
     tcase_add_test(tc, a_group_that_is_not_whole_is_dissolved);
+    tcase_add_test(tc, a_front_end_that_knows_more_ends_an_older_epoch);
     tcase_add_test(tc, loads_are_published_by_the_clock);
     suite_add_tcase(s, tc);
     return s;
