@@ -1,10 +1,11 @@
 /*
  * conformance.c ROWS...: repeats decisions of the models (record.h) with the real group: brings one
  * into the recorded state, gives it the recorded commands and the result of the vote, and
- * compares the state after it and the actions, in order.
+ * compares the state after it and the actions, in order. Rows that begin with 0 are guards.c's.
  */
 #include "base/check.h"
 #include "engine_core/dp/group_internal.h"
+#include "tests/model/guards.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -339,22 +340,30 @@ static bool repeat(const row_t *r)
 
 int main(int argc, char **argv)
 {
-    unsigned long rows = 0, differ = 0;
+    unsigned long rows = 0, guards = 0, differ = 0;
     for (int i = 1; i < argc; i++) {
         FILE *file = fopen(argv[i], "r");
         CHECKF(file != NULL, "%s cannot be read", argv[i]);
         char line[4096];
         while (fgets(line, sizeof line, file) != NULL) {
-            row_t row;
-            read_row(&row, line);
-            rows++;
-            if (!repeat(&row)) {
+            bool same;
+            if (line[0] == '0') {
+                same = guards_repeat(line);
+                guards++;
+            } else {
+                row_t row;
+                read_row(&row, line);
+                same = repeat(&row);
+                rows++;
+            }
+            if (!same) {
                 printf("# row: %s", line);
                 differ++;
             }
         }
         fclose(file);
     }
-    printf("%lu decisions of the models, %lu differ from the code's\n", rows, differ);
+    printf("%lu decisions and %lu guards of the models, %lu differ from the code's\n", rows, guards,
+           differ);
     return rows > 0 && differ == 0 ? 0 : 1;
 }

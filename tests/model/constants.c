@@ -1,9 +1,12 @@
 /*
  * constants.c: prints constants.pml, what the models take from the code's headers and tables:
  * command kinds, modes, verbs, gates, phases of an UPDATE, votes, the layout of the vector and the
- * tables of the pause state and of the order of weight calls. The test `model_constants` compares
- * it with the file in the tree, so that no model is checked with constants that the code has not.
+ * tables of the pause state, of the order of weight calls and of enrolment. The test
+ * `model_constants` compares it with the file in the tree, so that no model is checked with
+ * constants that the code has not.
  */
+#include "coordinator/membership.h"
+#include "engine_core/dp/enrol.h"
 #include "engine_core/dp/group_internal.h"
 
 #include <stdio.h>
@@ -116,6 +119,58 @@ static void print_admit_table(void)
     }
 }
 
+/* The table of enrol.h, one row per event: 3 bits of next state per state, and 9 bits of actions
+ * for each of CALLING, CONNECTING and MEMBER. */
+static void print_enrol_table(void)
+{
+    printf("\n/* enrolment: per event, 3 bits of next state per state, and 9 bits of actions from\n"
+           " * CALLING on */\n");
+#define X(name) define("E_" #name, ENROL_##name);
+    ENROL_STATE_TABLE(X)
+#undef X
+    define("E_LEAVE", ENROL_LEAVE);
+    define("E_HELLO", ENROL_HELLO);
+    define("E_CONNECT", ENROL_CONNECT);
+    define("E_RELINK", ENROL_RELINK);
+    define("E_FORM", ENROL_FORM);
+    define("E_SAY_READY", ENROL_READY);
+    define("E_HERE", ENROL_HERE);
+    define("E_END", ENROL_END);
+    define("E_IMPOSSIBLE", ENROL_IMPOSSIBLE);
+    static const char *const events[] = {
+#define X(name) #name,
+        ENROL_EVENT_TABLE(X)
+#undef X
+    };
+    for (int e = 0; e < ENROL_N_EVENTS; e++) {
+        unsigned next = 0, does = 0;
+        for (int s = 0; s < ENROL_N_STATES; s++) {
+            enrol_transition_t t = enrol_transition((enrol_state_t)s, (enrol_event_t)e);
+            next |= (unsigned)t.next << 3 * s;
+            does |=
+                s >= ENROL_CALLING && s <= ENROL_MEMBER ? t.actions << 9 * (s - ENROL_CALLING) : 0;
+        }
+        char name[64];
+        snprintf(name, sizeof name, "E_NEXT_%s", events[e]);
+        define(name, next);
+        snprintf(name, sizeof name, "E_DOES_%s", events[e]);
+        define(name, does);
+    }
+}
+
+/* The states of the coordinator and of its members. */
+static void print_membership(void)
+{
+    printf("\n/* the coordinator, and its record of a rank */\n");
+#define X(name) define("M_" #name, MEMBERSHIP_##name);
+    MEMBERSHIP_STATE_TABLE(X)
+#undef X
+    define("REC_NEW", MEMBER_NEW);
+    define("REC_HELLO", MEMBER_HELLO);
+    define("REC_INITED", MEMBER_INITED);
+    define("REC_READY", MEMBER_READY);
+}
+
 int main(void)
 {
     printf("/* constants.pml: printed by constants.c from the code's headers. Not written by hand. "
@@ -124,5 +179,7 @@ int main(void)
     print_layout();
     print_pause_table();
     print_admit_table();
+    print_enrol_table();
+    print_membership();
     return 0;
 }

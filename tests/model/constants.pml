@@ -82,3 +82,47 @@
 #define ADMIT_4                  204
 #define ADMIT_5                  255
 #define ADMIT_6                  255
+
+/* enrolment: per event, 3 bits of next state per state, and 9 bits of actions from
+ * CALLING on */
+#define E_OUTSIDE                0
+#define E_CALLING                1
+#define E_CONNECTING             2
+#define E_MEMBER                 3
+#define E_ENDED                  4
+#define E_LEAVE                  1
+#define E_HELLO                  2
+#define E_CONNECT                4
+#define E_RELINK                 8
+#define E_FORM                   16
+#define E_SAY_READY              32
+#define E_HERE                   64
+#define E_END                    128
+#define E_IMPOSSIBLE             256
+#define E_NEXT_LOADED            18057
+#define E_DOES_LOADED            67240192
+#define E_NEXT_INIT_NEW          16976
+#define E_DOES_INIT_NEW          787972
+#define E_NEXT_INIT_SAME         18056
+#define E_DOES_INIT_SAME         2101248
+#define E_NEXT_INIT_AGAIN        18056
+#define E_DOES_INIT_AGAIN        8388608
+#define E_NEXT_CONNECTED         18120
+#define E_DOES_CONNECTED         67166464
+#define E_NEXT_LOST              16968
+#define E_DOES_LOST              787968
+#define E_NEXT_REFUSED           18724
+#define E_DOES_REFUSED           33620096
+#define E_NEXT_ROLLCALL          17992
+#define E_DOES_ROLLCALL          8914434
+#define E_NEXT_TICK              18056
+#define E_DOES_TICK              17302530
+
+/* the coordinator, and its record of a rank */
+#define M_GATHERING              0
+#define M_CONNECTING             1
+#define M_SERVING                2
+#define REC_NEW                  0
+#define REC_HELLO                1
+#define REC_INITED               2
+#define REC_READY                3

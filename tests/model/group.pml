@@ -535,6 +535,10 @@ inline check_rest()
     }
 }
 
+#ifdef RECORD
+#include "guards.pml"
+#endif
+
 proctype rank(byte me)
 {
     /* replicated */
@@ -562,6 +566,9 @@ proctype rank(byte me)
 
 end:
     do
+#ifdef RECORD
+    NEXT_ROW
+#endif
     :: d_step { CAN_RECEIVE(0) -> receive(0) }
 #if F > 1
     :: d_step { CAN_RECEIVE(1) -> receive(1) }

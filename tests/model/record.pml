@@ -1,5 +1,6 @@
 /* record.pml: with RECORD, each different decision of the search becomes a row (record.h), which
- * conformance.c repeats with the real group. For LIVES == 1 and without CANCELS. */
+ * conformance.c repeats with the real group; with RECORD_NEXT, so does what each rank is to do next in each
+ * different state (guards.c), also when that is nothing. For LIVES == 1 and without CANCELS. */
 c_decl {
 \#include "record.h"
 }
