@@ -12,6 +12,7 @@
 
 #define SEND_BYTES    (1u << 20)   /* of one write */
 #define SEND_BUDGET   (8u << 20)   /* per connection and step */
+#define TURN_BYTES    (256u << 10) /* to each of several, in turns: all work on it at once */
 #define PACK_BYTES    (128u << 10) /* copied, and hashed while they are in the cache */
 #define STRANGERS_MAX 64
 
@@ -506,23 +507,24 @@ static void hash_finish(transfer_sender_t *self, size_t lane, const cursor_t *c)
     }
 }
 
-static lk_status_t link_write(transfer_sender_t *self, link_t *link, size_t lane, bool *did,
-                              lk_error_t *err)
+static lk_status_t link_write(transfer_sender_t *self, link_t *link, size_t lane, int64_t budget,
+                              bool *did, lk_error_t *err)
 {
     uint8_t heads[BYTE_STREAM_IOV_MAX][TRANSFER_FRAME_SIZE];
     struct iovec iov[BYTE_STREAM_IOV_MAX];
-    int64_t budget = SEND_BUDGET;
+    size_t most = LK_MIN((size_t)budget, (size_t)SEND_BYTES);
     bool hashing = self->window == NULL && !self->unchecked;
     while (link->go && budget > 0 && link->cursor.bucket < self->n_buckets) {
         cursor_t c = link->cursor;
         int n = 0;
         size_t size = 0;
-        while (n < BYTE_STREAM_IOV_MAX && size < SEND_BYTES && c.bucket < self->n_buckets &&
+        while (n < BYTE_STREAM_IOV_MAX && size < most && c.bucket < self->n_buckets &&
                frame_ready(self, &c)) {
             if (hashing) {
                 hash_finish(self, lane, &c);
             }
             iov[n] = cursor_piece(self, link, &c, heads[n]);
+            iov[n].iov_len = LK_MIN(iov[n].iov_len, most - size);
             if (hashing && c.head == TRANSFER_FRAME_SIZE) {
                 hash_piece(self, lane, &c, iov[n]);
             }
@@ -667,38 +669,63 @@ static lk_status_t link_error(transfer_sender_t *self, size_t i, const lk_error_
     return text.status;
 }
 
+/* Some bytes to the link, as far as its budget and its socket go. *did: it took, or said, any. */
+static lk_status_t serve(transfer_sender_t *self, size_t i, int64_t budget, bool reading, bool *did,
+                         lk_error_t *err)
+{
+    link_t *link = &self->links[i];
+    /* read first and last: a rank that gave up says why before its socket breaks */
+    lk_status_t st = reading ? link_read(self, link, did, err) : LK_OK;
+    if (st >= 0) {
+        st = link_write(self, link, i % self->lanes, budget, did, err);
+        lk_error_t last = LK_ERROR_INIT;
+        lk_status_t st2 = st < 0 ? link_read(self, link, did, &last) : LK_OK;
+        *err = st2 < 0 && link->failing ? last : *err;
+    }
+    return st;
+}
+
+/* One turn of all links. *moved: some link took, or said, something. */
+static lk_status_t serve_all(transfer_sender_t *self, int64_t budget, bool reading, uint64_t now,
+                             bool *moved, lk_error_t *err)
+{
+    *moved = false;
+    for (size_t i = 0; i < (size_t)self->n_ranks * self->lanes; i++) {
+        bool did = false;
+        lk_error_t inner = LK_ERROR_INIT;
+        if (link_done(self, &self->links[i])) {
+            continue; /* what becomes of it now is for the group, or the next update, to find out */
+        }
+        if (serve(self, i, budget, reading, &did, &inner) < 0) {
+            return link_error(self, i, &inner, err);
+        }
+        if (did) {
+            self->links[i].progress_ns = now;
+        }
+        *moved = *moved || did;
+    }
+    return LK_OK;
+}
+
 lk_status_t sender_step(transfer_sender_t *self, lk_error_t *err)
 {
     if (!self->active) {
         return lk_error_set(err, LK_ERR_STATE, "no update is under way");
     }
-    bool finished = true;
+    bool finished = true, moved = true;
     uint64_t now = lk_env_now_ns(self->env);
+    size_t n_links = (size_t)self->n_ranks * self->lanes;
+    int64_t turn = n_links > 1 && self->window == NULL ? TURN_BYTES : SEND_BUDGET;
     pack_some(self);
-    for (size_t i = 0; i < (size_t)self->n_ranks * self->lanes; i++) {
-        link_t *link = &self->links[i];
-        lk_error_t inner = LK_ERROR_INIT;
-        bool did = false;
-        if (link_done(self, link)) {
-            continue; /* what becomes of it now is for the group, or the next update, to find out */
-        }
-        /* read first and last: a rank that gave up says why before its socket breaks */
-        lk_status_t st = link_read(self, link, &did, &inner);
-        if (st >= 0) {
-            st = link_write(self, link, i % self->lanes, &did, &inner);
-            lk_error_t last = LK_ERROR_INIT;
-            lk_status_t st2 = st < 0 ? link_read(self, link, &did, &last) : LK_OK;
-            inner = st2 < 0 && link->failing ? last : inner;
-        }
-        if (st < 0) {
-            return link_error(self, i, &inner, err);
-        }
-        if (did) {
-            link->progress_ns = now;
-        }
+    for (int64_t sent = 0; sent < SEND_BUDGET && moved; sent += turn) {
+        LK_RETURN_IF_ERROR(serve_all(self, turn, sent == 0, now, &moved, err));
+    }
+    for (size_t i = 0; i < n_links; i++) {
+        const link_t *link = &self->links[i];
         bool done = link_done(self, link);
         finished = finished && done;
         if (!done && now - link->progress_ns >= self->no_progress_ns) {
+            lk_error_t inner;
             lk_error_set(&inner, LK_ERR_TIMEOUT, "no progress for %.1f s%s",
                          (double)(now - link->progress_ns) / 1e9,
                          link->go ? "" : " (it has not entered the update)");
