@@ -1,5 +1,6 @@
 #include "api_frontend/reply_cache.h"
 #include "base/check.h"
+#include "base/hash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +11,9 @@
 struct reply_cache_entry {
     reply_cache_t *cache;
     reply_cache_entry_t *prev, *next; /* newest last */
+    reply_cache_entry_t *chain;       /* of its bucket */
     char key[256];
+    uint64_t hash; /* of the key */
     uint64_t content;
     bool finished;
     int status;
@@ -23,13 +26,25 @@ struct reply_cache_entry {
 struct reply_cache {
     size_t max_entries, n;
     reply_cache_entry_t *first, *last;
+    size_t n_buckets; /* a power of two */
+    reply_cache_entry_t *buckets[];
 };
+
+static reply_cache_entry_t **bucket_of(reply_cache_t *self, uint64_t hash)
+{
+    return &self->buckets[hash & (self->n_buckets - 1)];
+}
 
 reply_cache_t *reply_cache_new(size_t max_entries)
 {
-    reply_cache_t *self = calloc(1, sizeof *self);
+    size_t n_buckets = 1;
+    while (n_buckets < max_entries) {
+        n_buckets *= 2;
+    }
+    reply_cache_t *self = calloc(1, sizeof *self + n_buckets * sizeof self->buckets[0]);
     if (self != NULL) {
         self->max_entries = max_entries;
+        self->n_buckets = n_buckets;
     }
     return self;
 }
@@ -38,6 +53,11 @@ static void unlink_entry(reply_cache_t *self, reply_cache_entry_t *e)
 {
     *(e->prev != NULL ? &e->prev->next : &self->first) = e->next;
     *(e->next != NULL ? &e->next->prev : &self->last) = e->prev;
+    reply_cache_entry_t **p = bucket_of(self, e->hash);
+    while (*p != e) {
+        p = &(*p)->chain;
+    }
+    *p = e->chain;
     self->n--;
 }
 
@@ -94,8 +114,9 @@ reply_cache_verdict_t reply_cache_enter(reply_cache_t *self, api_call_t *call, c
 {
     char key[sizeof self->first->key];
     snprintf(key, sizeof key, "%s %s", name, call->idempotency_key);
-    for (reply_cache_entry_t *e = self->first; e != NULL; e = e->next) {
-        if (strcmp(e->key, key) == 0) {
+    uint64_t hash = lk_hash64(key, strlen(key), 0);
+    for (reply_cache_entry_t *e = *bucket_of(self, hash); e != NULL; e = e->chain) {
+        if (e->hash == hash && strcmp(e->key, key) == 0) {
             return repeat(e, call, content);
         }
     }
@@ -106,6 +127,9 @@ reply_cache_verdict_t reply_cache_enter(reply_cache_t *self, api_call_t *call, c
     e->cache = self;
     e->content = content;
     memcpy(e->key, key, sizeof key);
+    e->hash = hash;
+    e->chain = *bucket_of(self, hash);
+    *bucket_of(self, hash) = e;
     e->prev = self->last;
     *(self->last != NULL ? &self->last->next : &self->first) = e;
     self->last = e;

@@ -138,23 +138,28 @@ static const char *read_name(const json_t *name, tensor_desc_t *out)
     return len == 0 ? "is empty" : len > TENSOR_NAME_MAX ? "is too long" : NULL;
 }
 
-static void read_tensor(const json_t *info, size_t i, tensor_desc_t *out, offenders_t *bad)
+/* The lists of an update_info. */
+typedef struct {
+    const json_t *names, *dtypes, *shapes;
+} lists_t;
+
+static void read_tensor(const lists_t *lists, size_t i, tensor_desc_t *out, offenders_t *bad)
 {
-    char label[64];
-    snprintf(label, sizeof label, "names[%zu]", i);
-    const char *why = read_name(json_array_get(json_object_get(info, "names"), i), out);
+    const char *why = read_name(json_array_get(lists->names, i), out);
     if (why != NULL) {
+        char label[64];
+        snprintf(label, sizeof label, "names[%zu]", i);
         offender(bad, "%s %s", label, why);
         out->name = "";
         return;
     }
-    const json_t *dtype = json_array_get(json_object_get(info, "dtype_names"), i);
+    const json_t *dtype = json_array_get(lists->dtypes, i);
     if (!json_is_string(dtype) || !dtype_parse(json_string_value(dtype), &out->dtype)) {
         offender(bad, "'%s' has the unknown dtype %.64s", out->name,
                  json_is_string(dtype) ? json_string_value(dtype) : "(not a string)");
         return;
     }
-    why = read_shape(json_array_get(json_object_get(info, "shapes"), i), out);
+    why = read_shape(json_array_get(lists->shapes, i), out);
     if (why != NULL) {
         offender(bad, "'%s': its shape %s", out->name, why);
     }
@@ -247,9 +252,11 @@ static lk_status_t read_update_info(update_spec_t *spec, const char *backend,
     offenders_t bad = {0};
     lk_buf_init(&bad.text, 0);
     uint64_t total = 0;
+    const lists_t lists = {json_object_get(info, "names"), json_object_get(info, "dtype_names"),
+                           json_object_get(info, "shapes")};
     for (size_t i = 0; i < n; i++) {
         size_t before = bad.count;
-        read_tensor(info, i, &spec->tensors[i], &bad);
+        read_tensor(&lists, i, &spec->tensors[i], &bad);
         uint64_t bytes = 0;
         if (bad.count == before &&
             (!tensor_desc_bytes(&spec->tensors[i], &bytes) || bytes > INT64_MAX - total)) {
