@@ -215,3 +215,68 @@ void weight_plan_fini(weight_plan_t *plan)
         *plan = (weight_plan_t){0};
     }
 }
+
+/* ---- lists that come again ---- */
+
+static void drop(weight_plan_t *plan, tensor_list_t *of)
+{
+    weight_plan_fini(plan);
+    tensor_list_fini(of);
+}
+
+static lk_status_t build_whole(const weight_table_t *table, const name_rules_dims_t *dims,
+                               const tensor_desc_t *tensors, size_t n, weight_plan_t *out,
+                               lk_error_t *err)
+{
+    offenders_t offenders = {.n = 0};
+    weight_plan_t plan;
+    LK_RETURN_IF_ERROR(weight_plan_build(table, dims, tensors, n, &offenders, &plan, err));
+    lk_status_t status = offenders_finish(&offenders, err);
+    if (status < 0) {
+        weight_plan_fini(&plan);
+        return status;
+    }
+    *out = plan;
+    return LK_OK;
+}
+
+lk_status_t weight_plans_check(weight_plans_t *self, const weight_table_t *table,
+                               const name_rules_dims_t *dims, const tensor_desc_t *tensors,
+                               size_t n, lk_error_t *err)
+{
+    if (tensor_list_equal(&self->plan_of, tensors, n) ||
+        tensor_list_equal(&self->checked_of, tensors, n)) {
+        return LK_OK;
+    }
+    weight_plan_t plan;
+    tensor_list_t list;
+    LK_RETURN_IF_ERROR(build_whole(table, dims, tensors, n, &plan, err));
+    lk_status_t status = tensor_list_copy(tensors, n, &list, err);
+    if (status < 0) {
+        weight_plan_fini(&plan);
+        return status;
+    }
+    drop(&self->checked, &self->checked_of);
+    self->checked = plan;
+    self->checked_of = list;
+    return LK_OK;
+}
+
+void weight_plans_enter(weight_plans_t *self, const tensor_desc_t *tensors, size_t n)
+{
+    if (tensor_list_equal(&self->plan_of, tensors, n)) {
+        return;
+    }
+    CHECK(tensor_list_equal(&self->checked_of, tensors, n));
+    drop(&self->plan, &self->plan_of);
+    self->plan = self->checked;
+    self->plan_of = self->checked_of;
+    self->checked = (weight_plan_t){0};
+    self->checked_of = (tensor_list_t){0};
+}
+
+void weight_plans_fini(weight_plans_t *self)
+{
+    drop(&self->plan, &self->plan_of);
+    drop(&self->checked, &self->checked_of);
+}

@@ -6,6 +6,7 @@
 #define LK_ENGINE_CORE_EXEC_WEIGHT_PLAN_H
 
 #include "engine_core/exec/weight_table.h"
+#include "transfer/tensor_list.h"
 
 /* Collects the texts of everything that is wrong into one error: as many as fit, then "and N
  * more". */
@@ -50,5 +51,21 @@ LK_MUST_USE lk_status_t weight_plan_build(const weight_table_t *table,
                                           lk_error_t *err);
 /* Accepts NULL and a zeroed plan; leaves it empty. */
 void weight_plan_fini(weight_plan_t *plan);
+
+/* A list is checked before it is planned, and the next update nearly always brings the same one:
+ * what is known of it is kept. Zeroed is empty. */
+typedef struct {
+    weight_plan_t plan;    /* in force */
+    weight_plan_t checked; /* of the last list that was checked and was not that of `plan` */
+    tensor_list_t plan_of, checked_of;
+} weight_plans_t;
+
+/* LK_ERR_INVALID names all offenders. `plan` stays as it is. */
+LK_MUST_USE lk_status_t weight_plans_check(weight_plans_t *self, const weight_table_t *table,
+                                           const name_rules_dims_t *dims,
+                                           const tensor_desc_t *tensors, size_t n, lk_error_t *err);
+/* Puts the plan of a list that was checked last, or is that of `plan`, in force. */
+void weight_plans_enter(weight_plans_t *self, const tensor_desc_t *tensors, size_t n);
+void weight_plans_fini(weight_plans_t *self);
 
 #endif

@@ -190,7 +190,7 @@ void weight_table_destroy(weight_table_t **self_p)
     if (self == NULL) {
         return;
     }
-    weight_plan_fini(&self->plan);
+    weight_plans_fini(&self->plans);
     for (size_t i = 0; i < LK_ARRAY_LEN(self->sets); i++) {
         free(self->sets[i].storage);
         free(self->sets[i].slots);

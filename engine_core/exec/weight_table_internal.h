@@ -49,7 +49,7 @@ struct weight_table {
     size_t n_buckets;  /* a power of two */
     uint64_t storage_bytes;
     size_t n_arrived;
-    weight_plan_t plan;
+    weight_plans_t plans;
     store_t store;
     size_t prepared;      /* slots that prepare has been through */
     uint64_t prepared_at; /* bytes of the next one */

@@ -83,27 +83,10 @@ static lk_status_t store_some(weight_table_t *self, const weight_piece_t *piece,
 
 /* ---- the sink ---- */
 
-static lk_status_t make_plan(weight_table_t *self, const tensor_desc_t *tensors, size_t n,
-                             weight_plan_t *out, lk_error_t *err)
-{
-    offenders_t offenders = {.n = 0};
-    weight_plan_t plan;
-    LK_RETURN_IF_ERROR(weight_plan_build(self, &self->dims, tensors, n, &offenders, &plan, err));
-    lk_status_t status = offenders_finish(&offenders, err);
-    if (status < 0) {
-        weight_plan_fini(&plan);
-        return status;
-    }
-    *out = plan;
-    return LK_OK;
-}
-
 static lk_status_t sink_check(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
-    weight_plan_t plan;
-    LK_RETURN_IF_ERROR(make_plan(ctx, tensors, n, &plan, err));
-    weight_plan_fini(&plan);
-    return LK_OK;
+    weight_table_t *self = ctx;
+    return weight_plans_check(&self->plans, self, &self->dims, tensors, n, err);
 }
 
 static lk_status_t sink_check_whole(void *ctx, const tensor_desc_t *tensors, size_t n,
@@ -115,10 +98,8 @@ static lk_status_t sink_check_whole(void *ctx, const tensor_desc_t *tensors, siz
 static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
     weight_table_t *self = ctx;
-    weight_plan_t plan;
-    LK_RETURN_IF_ERROR(make_plan(self, tensors, n, &plan, err));
-    weight_plan_fini(&self->plan);
-    self->plan = plan;
+    LK_RETURN_IF_ERROR(sink_check(self, tensors, n, err));
+    weight_plans_enter(&self->plans, tensors, n);
     self->store = (store_t){0};
     return LK_OK;
 }
@@ -127,9 +108,9 @@ static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, 
 static void *sink_direct(void *ctx, size_t index)
 {
     weight_table_t *self = ctx;
-    CHECK(index < self->plan.n_items);
-    const weight_item_t *item = &self->plan.items[index];
-    const weight_piece_t *pieces = &self->plan.pieces[item->first_piece];
+    CHECK(index < self->plans.plan.n_items);
+    const weight_item_t *item = &self->plans.plan.items[index];
+    const weight_piece_t *pieces = &self->plans.plan.pieces[item->first_piece];
     char *start = item->n_pieces > 0 ? self->incoming->slots[pieces[0].slot].data : NULL;
     if (start == NULL || item->dtype != self->stored) {
         return NULL;
@@ -138,7 +119,7 @@ static void *sink_direct(void *ctx, size_t index)
         const char *data = self->incoming->slots[pieces[i].slot].data;
         /* The second spelling of a tied embedding is compared with the first, not laid over it. */
         bool compared = is_second_spelling(self, &pieces[i]);
-        bool tied_twice = self->plan.twice == pieces[i].slot;
+        bool tied_twice = self->plans.plan.twice == pieces[i].slot;
         if (data != start + pieces[i].offset * dtype_bytes(self->stored) || compared ||
             tied_twice) {
             return NULL;
@@ -155,13 +136,13 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
 {
     weight_table_t *self = ctx;
     store_t *store = &self->store;
-    CHECK(index < self->plan.n_items && (!store->under_way || store->index == index));
-    const weight_item_t *item = &self->plan.items[index];
+    CHECK(index < self->plans.plan.n_items && (!store->under_way || store->index == index));
+    const weight_item_t *item = &self->plans.plan.items[index];
     if (len != item->bytes) {
         return lk_error_set(err, LK_ERR_INVALID,
                             "tensor %zu of the list (%s): %zu bytes came, expected %llu", index,
-                            self->live->slots[self->plan.pieces[item->first_piece].slot].name, len,
-                            (unsigned long long)item->bytes);
+                            self->live->slots[self->plans.plan.pieces[item->first_piece].slot].name,
+                            len, (unsigned long long)item->bytes);
     }
     store->under_way = true;
     store->index = index;
@@ -171,7 +152,7 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
         if (budget == 0) {
             return LK_INPROGRESS;
         }
-        const weight_piece_t *piece = &self->plan.pieces[item->first_piece + store->piece];
+        const weight_piece_t *piece = &self->plans.plan.pieces[item->first_piece + store->piece];
         n = budget;
         status =
             store_some(self, piece, (const char *)bytes + piece->offset * dtype_bytes(item->dtype),

@@ -4,7 +4,6 @@
 #include "engine_core/exec/model_tensors.h"
 #include "engine_core/exec/weight_plan.h"
 #include "transfer/device/device.h"
-#include "transfer/tensor_list.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -50,8 +49,7 @@ struct device_table {
     size_t next_stage;
     digest_t digest; /* of the loaded slots */
     size_t n_arrived;
-    weight_plan_t plan, checked; /* of the list at hand; of the last that was checked */
-    tensor_list_t plan_of, checked_of;
+    weight_plans_t plans;
 };
 
 /* ---- life ---- */
@@ -108,12 +106,6 @@ err_destroy:
     return NULL;
 }
 
-static void drop_plan(weight_plan_t *plan, tensor_list_t *of)
-{
-    weight_plan_fini(plan);
-    tensor_list_fini(of);
-}
-
 void device_table_destroy(device_table_t **self_p)
 {
     device_table_t *self = self_p != NULL ? *self_p : NULL;
@@ -132,8 +124,7 @@ void device_table_destroy(device_table_t **self_p)
     ops->free_host(self->device, self->lanes_host);
     ops->free(self->device, self->lanes);
     ops->free(self->device, self->storage);
-    drop_plan(&self->plan, &self->plan_of);
-    drop_plan(&self->checked, &self->checked_of);
+    weight_plans_fini(&self->plans);
     weight_table_destroy(&self->names);
     free(self->states);
     free(self);
@@ -286,7 +277,7 @@ static lk_status_t add_piece(batch_t *batch, uint32_t slot, bool compare, const 
     device_table_t *self = batch->table;
     char *place = compare ? NULL : device_table_data(self, slot);
     place = place != NULL ? place + first * dtype_bytes(self->stored) : NULL;
-    bool compared = compare || self->plan.twice == slot; /* spellings, by their digests */
+    bool compared = compare || self->plans.plan.twice == slot; /* spellings, by their digests */
     bool digests = !self->undigested || compared;
     if (!digests && (place == NULL || place == bytes)) {
         return LK_OK; /* neither to be moved nor to be digested */
@@ -339,12 +330,12 @@ static lk_status_t order_after_clearing(device_table_t *self, device_stream_t *s
 static lk_status_t check_length(const device_table_t *self, size_t index, size_t len,
                                 lk_error_t *err)
 {
-    CHECK(index < self->plan.n_items);
-    const weight_item_t *item = &self->plan.items[index];
+    CHECK(index < self->plans.plan.n_items);
+    const weight_item_t *item = &self->plans.plan.items[index];
     if (len == item->bytes) {
         return LK_OK;
     }
-    uint32_t slot = self->plan.pieces[item->first_piece].slot;
+    uint32_t slot = self->plans.plan.pieces[item->first_piece].slot;
     return lk_error_set(
         err, LK_ERR_INVALID, "tensor %zu of the list (%s): %zu bytes came, expected %llu", index,
         weight_table_at(self->names, slot)->name, len, (unsigned long long)item->bytes);
@@ -358,9 +349,9 @@ static lk_status_t sink_device_tensors(void *ctx, const weight_arrival_t *arriva
     LK_RETURN_IF_ERROR(order_after_clearing(self, stream, err));
     for (size_t a = 0; a < n; a++) {
         LK_RETURN_IF_ERROR(check_length(self, arrivals[a].index, arrivals[a].len, err));
-        const weight_item_t *item = &self->plan.items[arrivals[a].index];
+        const weight_item_t *item = &self->plans.plan.items[arrivals[a].index];
         for (size_t i = 0; i < item->n_pieces; i++) {
-            const weight_piece_t *piece = &self->plan.pieces[item->first_piece + i];
+            const weight_piece_t *piece = &self->plans.plan.pieces[item->first_piece + i];
             const char *from =
                 (const char *)arrivals[a].bytes + piece->offset * dtype_bytes(item->dtype);
             bool compare = note_arrival(self, piece);
@@ -414,11 +405,11 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
 {
     device_table_t *self = ctx;
     LK_RETURN_IF_ERROR(check_length(self, index, len, err));
-    const weight_item_t *item = &self->plan.items[index];
+    const weight_item_t *item = &self->plans.plan.items[index];
     size_t size = dtype_bytes(item->dtype);
     uint64_t most = DEVICE_TABLE_STAGING / size;
     for (size_t i = 0; i < item->n_pieces; i++) {
-        const weight_piece_t *piece = &self->plan.pieces[item->first_piece + i];
+        const weight_piece_t *piece = &self->plans.plan.pieces[item->first_piece + i];
         const char *from = (const char *)bytes + piece->offset * size;
         uint64_t numel = weight_table_at(self->names, piece->slot)->numel;
         bool compare = note_arrival(self, piece);
@@ -432,42 +423,10 @@ static lk_status_t sink_tensor(void *ctx, size_t index, const void *bytes, size_
 
 /* ---- the rest of the sink ---- */
 
-static lk_status_t make_plan(device_table_t *self, const tensor_desc_t *tensors, size_t n,
-                             weight_plan_t *out, lk_error_t *err)
-{
-    offenders_t offenders = {.n = 0};
-    weight_plan_t plan;
-    LK_RETURN_IF_ERROR(
-        weight_plan_build(self->names, &self->dims, tensors, n, &offenders, &plan, err));
-    lk_status_t status = offenders_finish(&offenders, err);
-    if (status < 0) {
-        weight_plan_fini(&plan);
-        return status;
-    }
-    *out = plan;
-    return LK_OK;
-}
-
-/* An update's list is checked before it is planned, and the next update brings the same list. */
 static lk_status_t sink_check(void *ctx, const tensor_desc_t *tensors, size_t n, lk_error_t *err)
 {
     device_table_t *self = ctx;
-    if (tensor_list_equal(&self->plan_of, tensors, n) ||
-        tensor_list_equal(&self->checked_of, tensors, n)) {
-        return LK_OK;
-    }
-    weight_plan_t plan;
-    tensor_list_t list;
-    LK_RETURN_IF_ERROR(make_plan(self, tensors, n, &plan, err));
-    lk_status_t status = tensor_list_copy(tensors, n, &list, err);
-    if (status < 0) {
-        weight_plan_fini(&plan);
-        return status;
-    }
-    drop_plan(&self->checked, &self->checked_of);
-    self->checked = plan;
-    self->checked_of = list;
-    return LK_OK;
+    return weight_plans_check(&self->plans, self->names, &self->dims, tensors, n, err);
 }
 
 static lk_status_t sink_check_whole(void *ctx, const tensor_desc_t *tensors, size_t n,
@@ -492,13 +451,7 @@ static lk_status_t sink_plan(void *ctx, const tensor_desc_t *tensors, size_t n, 
     device_table_t *self = ctx;
     LK_RETURN_IF_ERROR(sink_check(self, tensors, n, err));
     LK_RETURN_IF_ERROR(clear_lanes(self, err));
-    if (!tensor_list_equal(&self->plan_of, tensors, n)) {
-        drop_plan(&self->plan, &self->plan_of);
-        self->plan = self->checked;
-        self->plan_of = self->checked_of;
-        self->checked = (weight_plan_t){0};
-        self->checked_of = (tensor_list_t){0};
-    }
+    weight_plans_enter(&self->plans, tensors, n);
     return LK_OK;
 }
 
@@ -511,9 +464,9 @@ static device_t *sink_device(void *ctx)
 static void *sink_device_direct(void *ctx, size_t index)
 {
     device_table_t *self = ctx;
-    CHECK(index < self->plan.n_items);
-    const weight_item_t *item = &self->plan.items[index];
-    const weight_piece_t *pieces = &self->plan.pieces[item->first_piece];
+    CHECK(index < self->plans.plan.n_items);
+    const weight_item_t *item = &self->plans.plan.items[index];
+    const weight_piece_t *pieces = &self->plans.plan.pieces[item->first_piece];
     char *start = item->n_pieces > 0 ? device_table_data(self, pieces[0].slot) : NULL;
     if (start == NULL || item->dtype != self->stored) {
         return NULL;
@@ -524,7 +477,7 @@ static void *sink_device_direct(void *ctx, size_t index)
         bool compared = state->agrees[!pieces[i].alias] && !state->agrees[pieces[i].alias];
         if ((char *)device_table_data(self, pieces[i].slot) !=
                 start + pieces[i].offset * dtype_bytes(self->stored) ||
-            compared || self->plan.twice == pieces[i].slot) {
+            compared || self->plans.plan.twice == pieces[i].slot) {
             return NULL;
         }
     }
