@@ -1,17 +1,16 @@
 /*
- * bench_control.c: what an update costs beside its bytes, on clusters of real processes with the
- * null executor.
+ * bench_control.c: what an update costs beside its bytes, on clusters of real processes.
  *
  * 1. Whole sessions of 1 MB, pause to resume.
- * 2. The control path of one update_weights call with a large body: the tensors of a model of 36
- *    layers (399) and BODY characters of base64, as CUDA IPC handles come, in a field that the
- *    engine at hand does not read. Over HTTP (one connection kept) and over the trainer's socket.
- *    The last name is unknown, so that every rank reads all of it and refuses: front end, commands,
- *    both ranks, one round, the answers. Processor time beside it, per call.
- *    Floor in the same run: these bytes read once, and handed over twice over ZeroMQ, there and
- *    back. Beside it, what jansson alone takes for them.
+ * 2. With the null executor, the control path of one update_weights call with a large body: the
+ * tensors of a model of 36 layers (399) and BODY characters of base64, as CUDA IPC handles come, in
+ * a field that the engine at hand does not read. Over HTTP (one connection kept) and over the
+ * trainer's socket. The last name is unknown, so that every rank reads all of it and refuses: front
+ * end, commands, both ranks, one round, the answers. Processor time beside it, per call. Floor in
+ * the same run: these bytes read once, and handed over twice over ZeroMQ, there and back. Beside
+ * it, what jansson alone takes for them.
  *
- *   bench_control [RANKS [UPDATES [BODY]]]      default: 2 ranks, 200, 300000
+ *   bench_control [RANKS [UPDATES [BODY [null|cpu]]]]      default: 2 ranks, 200, 300000, null
  */
 #include "base/base64.h"
 #include "base/buf.h"
@@ -189,15 +188,16 @@ static double time_reading(const char *what, const char *body, size_t n, bool ja
     return kit_percentile(us, n, 0.5);
 }
 
-static void run(const model_maker_t *maker, uint32_t ranks, size_t n, size_t filler)
+static void run(const model_maker_t *maker, uint32_t ranks, size_t n, size_t filler,
+                const char *device)
 {
     tensors_t small = {0}, tensors = {0};
     model_maker_t tiny;
     model_maker_init(&tiny, ARCH_QWEN3_MOE);
     tiny.hidden_size = 128;
     kit_make_model(&tiny, &small);
-    kit_start_cluster("null", ranks, NULL);
-    printf("whole sessions, %u ranks, %.2f MB\n", ranks, (double)small.bytes / 1e6);
+    kit_start_cluster(device, ranks, NULL);
+    printf("whole sessions, %s, %u ranks, %.2f MB\n", device, ranks, (double)small.bytes / 1e6);
     kit_measure_updates("idle", &small, n);
     kit_stop_cluster();
 
@@ -221,6 +221,7 @@ int main(int argc, char **argv)
     uint32_t ranks = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 2;
     size_t n = argc > 2 ? strtoul(argv[2], NULL, 10) : 200;
     size_t filler = argc > 3 ? strtoul(argv[3], NULL, 10) : 300000;
+    const char *device = argc > 4 ? argv[4] : "null";
     CHECKF(ranks >= 1 && n >= 1 && n <= KIT_MAX_UPDATES, "RANKS from 1, UPDATES from 1 to %d",
            KIT_MAX_UPDATES);
     model_maker_t maker;
@@ -230,7 +231,7 @@ int main(int argc, char **argv)
     maker.intermediate_size = 16;
     maker.tie_word_embeddings = false;
     kit_init("bench_control");
-    run(&maker, ranks, n, filler);
+    run(&maker, ranks, n, filler, device);
     kit_clean_up();
     return 0;
 }

@@ -243,6 +243,7 @@ static void turn_cluster(void)
             put(handshake, &peer, &init);
             msg_t here = {.type = MSG_ENGINE_HERE};
             here.engine_here.generation = 1;
+            here.engine_here.group_epoch = 1;
             put(input, NULL, &here);
         }
         connected |= msg.type == MSG_READY;
