@@ -210,7 +210,7 @@ lk_status_t mesh_leave(mesh_t *self, int64_t lost, const char *why, lk_error_t *
     }
     drop_peers(self);
     drop_pending(self);
-    self->joined = false;
+    self->joined = self->whole = false;
     self->vote.posted = self->ex.posted = false;
     return listen_anew(self, err);
 }
@@ -315,6 +315,7 @@ lk_status_t mesh_connect_post(mesh_t *self, uint64_t group_epoch, uint32_t n, co
     LK_RETURN_IF_ERROR(set_members(self, n, ranks, err));
     self->epoch = group_epoch;
     self->joined = true;
+    self->whole = false;
     memset(&self->vote, 0, sizeof self->vote);
     memset(&self->ex, 0, sizeof self->ex);
     for (uint32_t i = 0; i < self->place; i++) {
@@ -404,9 +405,16 @@ static bool is_unconnected(const mesh_t *self, uint32_t rank)
     return conn == NULL || !conn->got_hello;
 }
 
+/* Once all are here only ranks that already form the next group come, and strangers: they can wait
+ * for a few turns, and a step of a small model polls often. */
+#define POLLS_BETWEEN_LOOKS 32
+
 lk_status_t mesh_poll(mesh_t *self, lk_error_t *err)
 {
-    LK_RETURN_IF_ERROR(accept_all(self, err));
+    if (!self->whole || ++self->passed >= POLLS_BETWEEN_LOOKS) {
+        self->passed = 0;
+        LK_RETURN_IF_ERROR(accept_all(self, err));
+    }
     read_pending(self);
     for (uint32_t r = 0; r < self->size; r++) {
         bool peer = mesh_is_peer(self, r);
@@ -439,6 +447,7 @@ lk_status_t mesh_connect_test(mesh_t *self, lk_error_t *err)
                 (unsigned long long)self->epoch);
         }
     }
+    self->whole = true;
     return LK_OK;
 }
 

@@ -101,6 +101,8 @@ struct mesh {
     uint32_t *members; /* [n] ranks, ascending */
     uint64_t epoch;
     bool joined; /* mesh_connect_post was called */
+    bool whole;      /* mesh_connect_test has said so */
+    unsigned passed; /* polls since the last look at the listener */
     int listen_fd;
     char address[112];
     mesh_peer_t *peers; /* [size] by rank; own entry and those of no member unused */
