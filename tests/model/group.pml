@@ -562,6 +562,7 @@ proctype rank(byte me)
     bit in_update, touched;
     byte gates, update_call, weights, content, incoming, result, outstanding[F], verdict;
     byte refused; /* ghost: the call that my verdict is about */
+    byte inits, of_init; /* ghosts: INITs that succeeded, and the one that the open session's START saw */
 #endif
 
 end:

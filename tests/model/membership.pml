@@ -122,7 +122,7 @@ hidden byte was_in, new_life;
 #define KNOWS_SET(r) (state[r] != E_OUTSIDE && (taken[r] >= last_number || (stage[r] == COMMITTED && taken[r] + 1 >= last_number)))
 #define OTHER_KNOWS(r)     ((r) != me && KNOWS(r))
 #define OTHER_KNOWS_SET(r) ((r) != me && KNOWS_SET(r))
-#define FRONT_KNOWS        ((1 << (known + 1)) > lived && (said == 0 || said == known + 1))
+#define FRONT_KNOWS        ((1 << (known + 1)) > lived)
 #define MAY_DIE(r)                                                                                  \
     ((SOME(ALL, OTHER_KNOWS) || FRONT_KNOWS || (1 << (G + 1)) > lived)                              \
      && (SOME(ALL, OTHER_KNOWS_SET) || known_weights >= last_number || newest >= last_number))
@@ -130,7 +130,14 @@ hidden byte was_in, new_life;
     ((SOME(ALL, KNOWS) || FRONT_KNOWS) && (SOME(ALL, KNOWS_SET) || known_weights >= last_number))
 #define FRONT_ROWS(r)                                                                               \
     :: d_step { state[r] == E_MEMBER && known < epoch[r] -> known = epoch[r] }
+/* what a front end says is there before a process is started again; LATE_WORD: or later */
+#ifdef LATE_WORD
+#define FRONT_HAS_SAID 1
 #else
+#define FRONT_HAS_SAID (said == 0 || said == known + 1)
+#endif
+#else
+#define FRONT_HAS_SAID 1
 #define MAY_DIE(r)  1
 #define MAY_RESTART 1
 #define FRONT_ROWS(r)
@@ -403,6 +410,7 @@ inline check_rest()
     :: removed & BIT(me) -> assert(state[me] == E_OUTSIDE && !HAS(init_members[G], me))
     :: else ->
         assert(state[me] == E_MEMBER && epoch[me] == G && phase == M_SERVING);
+        assert(known <= G); /* else front ends would drop what is of this epoch */
         assert(joined & BIT(me));
         assert(!pause_called || (paused & BIT(me)));
         assert(rec[me] == REC_READY && rec_gen[me] == gen[me])
@@ -469,7 +477,8 @@ proctype rank(byte me)
 {
 end:
     do
-    :: d_step { state[me] == E_OUTSIDE && !(removed & BIT(me)) && nfull(up[me]) -> begin_process() }
+    :: d_step { state[me] == E_OUTSIDE && !(removed & BIT(me)) && nfull(up[me]) && FRONT_HAS_SAID ->
+        begin_process() }
     :: d_step { ALIVE(me) && SAYS_AGAIN -> take(E_NEXT_TICK, E_DOES_TICK) }
     :: d_step { ALIVE(me) && nempty(down[me]) && len(up[me]) <= 2 && down[me] ? [INIT, _, _] -> be_placed() }
     :: d_step { ALIVE(me) && nempty(down[me]) && len(up[me]) <= 2 && down[me] ? [DISSOLVE, _, _] -> be_dissolved() }
@@ -564,7 +573,9 @@ inline gather()
     rev++;
     init_floor[G] = newest;
     init_members[G] = RANKS;
+#ifndef LATE_WORD
     assert(!(lived & BIT(G))); /* no epoch that ever was is used again */
+#endif
     for (j : 0 .. N - 1) {
         if
         :: HAS(RANKS, j) ->
@@ -779,6 +790,20 @@ inline start_again(keeps)
     i = 0
 }
 
+inline front_says()
+{
+    said = known + 1;
+    RAISE(newest_left, known);
+    RAISE(newest, PASSED_ON);
+#ifndef NO_FRONT_BREAK
+    if
+    :: known > G -> break_epoch()
+    :: else -> skip
+    fi;
+#endif
+    try_form()
+}
+
 #define FROM(r)                                                                                     \
     FRONT_ROWS(r)                                                                                   \
     :: d_step { EVERY(ALL, ROOM) && nempty(up[r]) && up[r] ? [HELLO, _, _, _, _, _, _, _] ->          \
@@ -800,9 +825,8 @@ end:
 #if N > 2
     FROM(2)
 #endif
-    /* a front end's HELLO, also again */
-    :: d_step { EVERY(ALL, ROOM) && (said != known + 1 || newest < PASSED_ON) ->
-        said = known + 1; RAISE(newest_left, known); RAISE(newest, PASSED_ON); try_form(); i = 0; j = 0 }
+    /* a front end's HELLO, and what it says later */
+    :: d_step { EVERY(ALL, ROOM) && (said != known + 1 || newest < PASSED_ON) -> front_says(); i = 0; j = 0 }
 #if UPDATES
     :: d_step { known_weights < newest -> known_weights = newest } /* STATS */
 #endif

@@ -122,9 +122,10 @@ inline decide_commit()
 inline decide_plain_outcome()
 {
     if
-    :: verb == VERB_INIT -> configured = held; ACT(ACT_UPDATE_OUTCOME, verb, held)
+    :: verb == VERB_INIT -> configured = held; inits = inits + held; ACT(ACT_UPDATE_OUTCOME, verb, held)
     :: verb == VERB_START ->
         session = session || held;
+        of_init = (held -> inits : of_init);
 #ifdef NO_SESSION_GATE
         gates = gates;
 #else
@@ -208,6 +209,7 @@ inline enter_update()
         fi
     :: else ->
         assert(refused != c + 1); /* nobody carries out what it refused */
+        assert(verb != VERB_UPDATE || of_init == inits); /* what feeds it is what its START saw */
         ACT(ACT_UPDATE_ENTER, verb, 0);
         in_beside = in_beside | (phase == UPDATE_BESIDE -> 1 << me : 0)
     fi
@@ -228,7 +230,9 @@ inline apply_update()
         if
         :: verb == VERB_SET_VERSION -> ACT(ACT_RELABEL, 0, 0); answer_update(c, DONE_OK)
         :: verb == VERB_ABORT -> close_session(slot[p].clean); answer_update(c, DONE_OK)
+#ifndef NO_INIT_CLOSES
         :: verb == VERB_INIT -> close_session(slot[p].clean); enter_update()
+#endif
         :: else -> enter_update()
         fi
     fi
