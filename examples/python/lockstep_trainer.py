@@ -22,6 +22,7 @@ import pickle
 
 DIMS = 8
 DEFAULT_BUFFER = 1 << 30
+UNAVAILABLE = -7  # LST_ERR_UNAVAILABLE
 
 
 class LockstepError(RuntimeError):
@@ -180,6 +181,8 @@ class Trainer:
         self.buffer_size = int(options.get("packed_buffer_size_bytes") or DEFAULT_BUFFER)
         self._buffer = self._exported = None
         self._exports = {}  # by name: (what of the tensor it holds for, its arguments)
+        self._options = options
+        self._broken = False  # a transfer failed: the ranks are to be met again
         given = _Options(endpoint.encode(), admin_key.encode() if admin_key else None, timeout_s,
                          no_progress_s)
         text = ctypes.create_string_buffer(1024)
@@ -187,7 +190,7 @@ class Trainer:
         if status != 0:
             raise LockstepError(status, text.value.decode())
         try:
-            self._meet(options)
+            self.init()
         except BaseException:
             self.close()
             raise
@@ -195,6 +198,12 @@ class Trainer:
     def _check(self, status):
         if status != 0:
             raise LockstepError(status, self._lib.lst_last_error(self._handle).decode())
+
+    def init(self):
+        """Meets the ranks: all that there are now, which may be fewer than the last time. While the
+        cluster forms its group anew it waits. update does it after a transfer that failed."""
+        self._meet(self._options)
+        self._broken = False
 
     def _meet(self, options):
         text = lambda key: options[key].encode() if options.get(key) else None
@@ -249,6 +258,26 @@ class Trainer:
     def resume(self):
         self._check(self._lib.lst_resume(self._handle))
 
+    def _pause_whoever_is_left(self, mode, clear_cache):
+        try:
+            self.pause(mode, clear_cache)
+        except LockstepError as error:
+            if error.status != UNAVAILABLE:
+                raise
+            self.init()  # waits while the cluster forms its group anew
+            self.pause(mode, clear_cache)
+
+    def _start_again(self):
+        """start_weight_update, after init where the cluster has forgotten who met it: a rank that
+        ends takes the connection of all along."""
+        try:
+            self.start_weight_update()
+        except LockstepError as error:
+            if "Weight transfer not initialized" not in str(error):
+                raise
+            self.init()
+            self.start_weight_update()
+
     def start_weight_update(self):
         self._check(self._lib.lst_start(self._handle))
 
@@ -270,11 +299,14 @@ class Trainer:
     @contextlib.contextmanager
     def update(self, version=None, pause="keep", clear_cache=True):
         """A whole update session: pause (None: don't), start, the block, finish, resume. If the block
-        fails the session is aborted and the cluster resumed; the error goes on."""
+        fails the session is aborted and the cluster resumed; the error goes on. The next update then
+        begins with init by itself."""
+        if self._broken:
+            self.init()
         if pause is not None:
-            self.pause(pause, clear_cache)
+            self._pause_whoever_is_left(pause, clear_cache)
         try:
-            self.start_weight_update()
+            self._start_again()
             try:
                 yield self
                 self.finish_weight_update(version)
@@ -310,15 +342,19 @@ class Trainer:
             import torch
 
             torch.cuda.current_stream(self.device).synchronize()
+        self._broken = True
         self._check(self._lib.lst_update(self._handle, array.items, array.n,
                                          _Update(packed, self.buffer_size)))
+        self._broken = False
 
     def _update_info(self, chunk, handles):
+        self._broken = True
         self.call("update_weights", {"update_info": {
             "names": [name for name, _ in chunk],
             "dtype_names": [str(tensor.dtype).split(".")[-1] for _, tensor in chunk],
             "shapes": [list(tensor.shape) for _, tensor in chunk],
             **handles}})
+        self._broken = False
 
     def _export_once(self, name, tensor):
         """Torch's arguments for a tensor, made again only if its memory is not what it was. Torch

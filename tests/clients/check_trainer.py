@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 
 import numpy
@@ -43,9 +44,13 @@ def tensors_of(path):
             yield tensor, (halves << 16).view(numpy.float32).reshape(entry["shape"])
 
 
-def digests(url):
+def ranks_of(url):
     with urllib.request.urlopen(url + "/weight_info", timeout=30) as reply:
-        return [rank["digest"] for rank in json.load(reply)["ranks"]]
+        return json.load(reply)["ranks"]
+
+
+def digests(url):
+    return [rank["digest"] for rank in ranks_of(url)]
 
 
 def send(backend):
@@ -75,6 +80,56 @@ def send(backend):
                 except lockstep.LockstepError as error:
                     assert "no.such.tensor" in str(error), error
                 assert digests(url) == [want, want]
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0
+
+
+def engine_of(server, rank):
+    with open(f"/proc/{server.pid}/task/{server.pid}/children") as children:
+        for pid in children.read().split():
+            with open(f"/proc/{pid}/cmdline") as line:
+                if f"--data-parallel-rank\0{rank}\0" in line.read():
+                    return int(pid)
+    raise AssertionError(f"no engine {rank}")
+
+
+def test_next_update_after_a_rank_is_gone(_url=None):
+    """Whether it dies between two updates or in the middle of one, the next one just works."""
+    with tempfile.TemporaryDirectory() as directory:
+        make_model(directory + "/old", 1)
+        endpoint = f"ipc://{directory}/trainer"
+        server = subprocess.Popen(
+            [LOCKSTEP, "serve", directory + "/old", "--port", "0", "--device", "null",
+             "--data-parallel-size", "3", "--trainer-endpoint", endpoint, "--engine-restarts", "0",
+             "--data-parallel-min-size", "1", "--weight-transfer-config", '{"backend": "tcp"}'],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            url = server.stdout.readline().split(" on ")[1].strip()
+            tensors = dict(tensors_of(directory + "/old"))
+            with lockstep.trainer_init({"endpoint": endpoint}) as trainer:
+                for ranks, lost in ((3, 1), (2, 0), (1, None)):
+                    for name in tensors:
+                        tensors[name] = tensors[name] + 1
+                    with trainer.update(version=f"step-{ranks}"):
+                        trainer.send_weights(tensors.items())
+                    assert digests(url) == ranks * [trainer.digest(tensors.items())]
+                    assert trainer.call("get_world_size")["world_size"] == ranks
+                    if lost == 1:  # in the middle: between two chunks
+                        try:
+                            with trainer.update():
+                                names = list(tensors)
+                                trainer.send_weights([(names[0], tensors[names[0]])])
+                                os.kill(engine_of(server, lost), 9)
+                                while True:
+                                    trainer.send_weights([(names[1], tensors[names[1]])])
+                        except lockstep.LockstepError as error:
+                            assert f"engine {lost}" in str(error) or f"rank {lost}" in str(error), error
+                    elif lost == 0:
+                        os.kill(engine_of(server, lost), 9)
+                        deadline = time.monotonic() + 20
+                        while len(ranks_of(url)) == ranks:  # until everybody knows
+                            assert time.monotonic() < deadline
         finally:
             server.terminate()
             assert server.wait(60) == 0
