@@ -392,7 +392,8 @@ static void open_if_whole(engine_client_t *self)
     }
 }
 
-static void follow_epoch(engine_client_t *self, uint64_t epoch)
+/* why: what ended the last one, if that is known; else "". */
+static void follow_epoch(engine_client_t *self, uint64_t epoch, const char *why)
 {
     if (epoch <= self->info.group_epoch) {
         return;
@@ -403,7 +404,10 @@ static void follow_epoch(engine_client_t *self, uint64_t epoch)
     tell_epochs(
         self); /* a later life of it may not know, and all who were there may be dead soon */
     if (!first) {
-        close_group(self, "the group of engines is being formed anew; try again");
+        char text[512];
+        snprintf(text, sizeof text, "the group of engines is being formed anew%s%s%s; try again",
+                 why[0] != '\0' ? " (" : "", why, why[0] != '\0' ? ")" : "");
+        close_group(self, text);
     }
     cmd_stream_set_group_epoch(self->stream, epoch);
 }
@@ -476,7 +480,7 @@ static void on_here(engine_client_t *self, const msg_engine_here_t *here)
     }
     rank->here_generation = here->generation;
     rank->here_epoch = here->group_epoch;
-    follow_epoch(self, here->group_epoch);
+    follow_epoch(self, here->group_epoch, msg_cstr(here->why));
     if (replaced) {
         char text[64];
         snprintf(text, sizeof text, "engine %u has ended and was started again", r);
@@ -498,7 +502,7 @@ static void on_left(engine_client_t *self, const msg_left_t *left)
     if (left->group_epoch < self->info.group_epoch) {
         return;
     }
-    follow_epoch(self, left->group_epoch);
+    follow_epoch(self, left->group_epoch, msg_cstr(left->why));
     self->info.lockstep = left->lockstep;
     self->ranks[left->rank].left_epoch = left->group_epoch;
     char text[512];
@@ -574,7 +578,7 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
             set_removed(self, (uint32_t)removal->rank, msg_cstr(removal->why));
         }
     }
-    follow_epoch(self, stats->group_epoch);
+    follow_epoch(self, stats->group_epoch, msg_cstr(stats->why));
     bool served = info->serving;
     /* a coordinator that was started again has not heard of everybody yet: no word of a break */
     bool unsure = served && !stats->serving && stats->why.len == 0 && stats->dead.count == 0;

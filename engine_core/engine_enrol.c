@@ -56,8 +56,10 @@ static void say_hello(engine_app_t *app, const char *why)
 static void say_here(engine_app_t *app, uint32_t frontend)
 {
     msg_t here = {.type = MSG_ENGINE_HERE};
-    here.engine_here = (msg_engine_here_t){app->rank, app->config->generation, app->enrol.epoch,
-                                           app->outputs[frontend].sequence};
+    const char *why = app->core != NULL ? group_left_why(engine_core_group(app->core)) : NULL;
+    here.engine_here =
+        (msg_engine_here_t){app->rank, app->config->generation, app->enrol.epoch,
+                            app->outputs[frontend].sequence, msg_str(why != NULL ? why : "")};
     engine_link_send(&app->inputs[frontend], &app->scratch, &here);
 }
 

@@ -76,6 +76,7 @@ typedef struct {
     lst_t *lst;
     rl_weights_t weights[3];
     unsigned sent; /* weight sets so far */
+    const char *model;
 } world_t;
 
 static void start(world_t *w, const kind_t *kind, const char *restarts, const char *min)
@@ -100,6 +101,7 @@ static void start(world_t *w, const kind_t *kind, const char *restarts, const ch
                           NULL};
     *w = (world_t){.kind = *kind};
     const char *model = rl_make_model(kind->moe ? ARCH_QWEN3_MOE : ARCH_QWEN3, 3, 8000000);
+    w->model = model;
     for (unsigned i = 0; i < LK_ARRAY_LEN(w->weights); i++) {
         w->weights[i] = rl_weights(model, 4 + i, LK_DTYPE_BF16);
     }
@@ -270,6 +272,23 @@ static void expect_answers(cluster_async_t *requests, unsigned lost, bool go_on)
     }
 }
 
+/* The answer to init says who is there, over HTTP and on the trainer's socket. */
+static void expect_init_map(world_t *w, const char *ranks)
+{
+    const char *text = NULL;
+    json_t *reply = cluster_call(&w->c, "POST", "/init_weight_transfer_engine",
+                                 "{\"init_info\": {\"backend\": \"disk\"}}", 200, NULL);
+    expect_map(reply, ranks);
+    json_decref(reply);
+    rl_must(w->lst,
+            lst_call(w->lst, "init_weight_transfer_engine",
+                     "{\"init_info\": {\"backend\": \"disk\"}}", &text),
+            "init on the trainer's socket");
+    reply = json_loads(text, 0, NULL);
+    expect_map(reply, ranks);
+    json_decref(reply);
+}
+
 static const kind_t kinds[] = {
     {"tcp", false, false}, {"shm", false, false}, {"tcp", true, false}, {"tcp", false, true}};
 
@@ -289,6 +308,7 @@ START_TEST(a_rank_is_lost_in_mid_transfer)
     expect_answers(requests, 1, w.kind.shadow);
     wait_members(c, 2, "0 2 ");
     expect_views(c, 1);
+    expect_init_map(&w, "0 2 ");
     if (w.kind.shadow) {
         json_decref(cluster_call(c, "POST", "/abort_requests", "{}", 200, NULL));
         for (unsigned r = 0; r < RANKS; r += 2) {
@@ -376,6 +396,40 @@ START_TEST(who_is_started_again_knows_it)
 }
 END_TEST
 
+/* Its next life can't load what is not there any more; the others need not. */
+START_TEST(who_can_not_start_again_is_removed)
+{
+    world_t w;
+    start(&w, &kinds[0], "5", "1");
+    char from[600], to[600];
+    snprintf(from, sizeof from, "%s/model.safetensors", w.model);
+    snprintf(to, sizeof to, "%s/gone", w.model);
+    ck_assert_int_eq(rename(from, to), 0);
+    kill(rl_pid_of(&w.c, 2), SIGKILL);
+    wait_members(&w.c, 2, "0 1 ");
+    push(&w);
+    json_t *health = cluster_call(&w.c, "GET", "/health", NULL, 200, NULL);
+    ck_assert_msg(strstr(json_text_at(health, "removed.0.why"), "model.safetensors") != NULL, "%s",
+                  json_text_at(health, "removed.0.why"));
+    json_decref(health);
+    lst_close(&w.lst);
+    ck_assert_int_eq(cluster_stop(&w.c), 0);
+    fini(&w);
+}
+END_TEST
+
+START_TEST(more_than_all_is_refused)
+{
+    static const char *const args[] = {"--data-parallel-size", "2", "--data-parallel-min-size", "3",
+                                       NULL};
+    cluster_t c;
+    cluster_spawn(&c, rl_fixture("qwen3"), args);
+    ck_assert(!cluster_wait_ready(&c, ANSWER_S));
+    ck_assert_int_eq(cluster_wait_gone(&c, ANSWER_S), 2);
+    ck_assert(rl_log_says(&c, "--data-parallel-min-size 3: --data-parallel-size is 2"));
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("survivors");
@@ -383,6 +437,8 @@ Suite *test_suite(void)
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, a_rank_is_lost_in_mid_transfer, 0, LK_ARRAY_LEN(kinds));
     tcase_add_loop_test(tc, who_is_started_again_knows_it, 0, 2);
+    tcase_add_test(tc, who_can_not_start_again_is_removed);
+    tcase_add_test(tc, more_than_all_is_refused);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -100,8 +100,9 @@ static void say_hello(sim_rank_t *self, const char *why)
 static void say_here(sim_rank_t *self, uint32_t frontend)
 {
     msg_t here = {.type = MSG_ENGINE_HERE};
-    here.engine_here =
-        (msg_engine_here_t){self->rank, self->generation, self->enrol.epoch, self->said[frontend]};
+    const char *why = self->core != NULL ? group_left_why(engine_core_group(self->core)) : NULL;
+    here.engine_here = (msg_engine_here_t){self->rank, self->generation, self->enrol.epoch,
+                                           self->said[frontend], msg_str(why != NULL ? why : "")};
     send_msg(self, SIM_LINK_HERE, sim_node_front(self->sim, frontend), self->front_lives[frontend],
              &here);
 }

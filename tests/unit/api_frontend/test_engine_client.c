@@ -511,6 +511,24 @@ START_TEST(test_removed_before_it_came)
 }
 END_TEST
 
+/* What a rank says on its two sockets may overtake each other: callers hear the reason all the
+ * same.
+ */
+START_TEST(test_here_comes_before_left)
+{
+    outcome_t pause = {0};
+    engine_client_pause(g.client, PAUSE_KEEP, true, 0, on_result, &pause);
+    msg_t here = {.type = MSG_ENGINE_HERE};
+    here.engine_here = (msg_engine_here_t){
+        .rank = 0, .group_epoch = 2, .why = msg_str("rank 1 closed its mesh connection")};
+    engine_client_on_msg(g.client, &here);
+    ck_assert_int_eq(pause.status, LK_ERR_UNAVAILABLE);
+    ck_assert_str_eq(pause.text,
+                     "the group of engines is being formed anew (rank 1 closed its mesh "
+                     "connection); try again");
+}
+END_TEST
+
 START_TEST(test_replaced_rank)
 {
     stream_t a = {0}, b = {0};
@@ -986,6 +1004,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_dead_engine_dense);
     tcase_add_test(tc, test_dead_engine_expert_parallel);
     tcase_add_test(tc, test_left_dense);
+    tcase_add_test(tc, test_here_comes_before_left);
     tcase_add_test(tc, test_left_lockstep);
     tcase_add_test(tc, test_replaced_rank);
     tcase_add_test(tc, test_pause_needs_every_rank);
