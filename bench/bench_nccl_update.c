@@ -6,14 +6,16 @@
  *
  *   bench_nccl_update [qwen3-30b-a3b|qwen3-8b|qwen3-0.6b|tiny|tiny-moe] [--updates N]
  *       [--ranks N] [--kill] [--packed BYTES] [--unpacked] [--digests on|off] [--trainer-gpu N]
- *       [--rank-gpu N] [--nccl-library PATH] [--store] [--timings] [-- flags for serve]
+ *       [--rank-gpu N] [--nccl-library PATH] [--store] [--timings] [--count FILE]
+ *       [-- flags for serve]
  *
  * --kill: after the updates one rank is killed in the middle of another one and does not come back;
  * then a session over those that are left. Every rank gets all tensors.
  *
  * Two tables, without and with digests of weights, each over a cluster of its own, or the one that
  * --digests names. The rank starts with generated weights; the trainer's tensors each have memory
- * of their own. --timings: also where both sides spent their time.
+ * of their own. --timings: also where both sides spent their time. --count: fails if FILE grows
+ * from the second update on (tests/gpu/count_allocations.c writes it).
  */
 #include "base/base64.h"
 #include "base/check.h"
@@ -37,6 +39,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,7 +93,7 @@ static const struct {
 };
 
 static struct {
-    const char *model, *library;
+    const char *model, *library, *count;
     size_t updates;
     uint64_t bucket; /* 0: the library's choice */
     unsigned ranks;
@@ -635,6 +638,32 @@ static void print_stages(void)
         percentile(stage_us[3], options.updates, 0.5) / 1e3);
 }
 
+/* Allocations so far, as the length of a file to which each adds a line. */
+static long long counted(void)
+{
+    struct stat st;
+    if (options.count == NULL) {
+        return 0;
+    }
+    if (stat(options.count, &st) != 0 || st.st_size == 0) {
+        die("no allocation was counted", options.count); /* not even those of the start */
+    }
+    return (long long)st.st_size;
+}
+
+static void check_counts(long long before)
+{
+    long long after = counted();
+    if (after != before) {
+        die("an update after the first allocated memory of a GPU, or page-locked memory",
+            options.count);
+    }
+    if (options.count != NULL) {
+        printf("  no allocation by the driver in %zu updates (%lld bytes of names before)\n",
+               options.updates, before);
+    }
+}
+
 static void measure_updates(double raw_s, bool digests)
 {
     lst_nccl_options_t o = {.device = options.trainer_gpu,
@@ -654,9 +683,11 @@ static void measure_updates(double raw_s, bool digests)
     if (digests) {
         verify(options.ranks);
     }
+    long long before = counted();
     for (size_t i = 0; i < options.updates; i++) {
         one_update(i);
     }
+    check_counts(before);
     double transfer = report("transfer (update_weights)", transfer_s, options.updates);
     double p50 = report("update (start to finish)", update_s, options.updates);
     (void)report("pause window", window_s, options.updates);
@@ -716,6 +747,8 @@ static void parse(int argc, char **argv)
             options.trainer_gpu = atoi(value_of(argc, argv, &i));
         } else if (strcmp(argv[i], "--rank-gpu") == 0) {
             options.rank_gpu = atoi(value_of(argc, argv, &i));
+        } else if (strcmp(argv[i], "--count") == 0) {
+            options.count = value_of(argc, argv, &i);
         } else if (strcmp(argv[i], "--nccl-library") == 0) {
             options.library = value_of(argc, argv, &i);
         } else if (strcmp(argv[i], "--") == 0) {

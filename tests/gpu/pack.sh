@@ -14,7 +14,7 @@ own='/(ld-linux[^/]*|libc|libm|libdl|librt|libpthread|libresolv|libstdc\+\+|libg
 for program in deploy/tool/lockstep-tool coordinator/lockstep-coordinator api_frontend/lockstep-api \
     engine_core/lockstep-engine transfer/transfer_*.so transfer/trainer/liblockstep_trainer.so \
     examples/push_weights tests/contract/test_contract_device_ops tests/unit/test_device_table \
-    tests/gpu/test_gpu_* \
+    tests/gpu/test_gpu_* tests/gpu/count_allocations.so \
     bench/bench_device bench/bench_nccl* "$@"; do
     [ -f "$program" ] || continue
     mkdir -p "$out/$(dirname "$program")"

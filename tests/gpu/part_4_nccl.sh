@@ -11,6 +11,15 @@ else
         ok "a C trainer feeds a cluster ${how:-packed}" $?
         sed 's/^/# /' "$work/bench"
     done
+    for how in "" --unpacked; do
+        rm -f "$work/allocations"
+        LK_COUNT_ALLOCATIONS=$work/allocations LD_PRELOAD=$build/tests/gpu/count_allocations.so \
+            ours "$build/bench/bench_nccl_update" tiny --updates 6 --digests off \
+            --count "$work/allocations" --nccl-library "$nccl" $how >"$work/bench" 2>&1
+        ok "updates after the first allocate nothing through the driver ${how:-packed}" $?
+        grep -E 'no allocation|error|fail|allocated' "$work/bench" | sed 's/^/# /'
+        sort "$work/allocations" | cut -d' ' -f2 | uniq -c | sort -rn | head -6 | sed 's/^/# /'
+    done
     make_model nccl qwen3_moe 7
     export CUDA_VISIBLE_DEVICES=0
     if serve nccl "$work/nccl" --device cuda-store --nccl-library "$nccl" \
