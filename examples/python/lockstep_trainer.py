@@ -62,6 +62,10 @@ class _Nccl(ctypes.Structure):
                 ("packed_buffer_size_bytes", ctypes.c_uint64), ("packed_num_buffers", ctypes.c_uint)]
 
 
+class _Ipc(ctypes.Structure):
+    _fields_ = [("device", ctypes.c_int), ("packed", ctypes.c_bool)]
+
+
 class _Update(ctypes.Structure):
     _fields_ = [("packed", ctypes.c_bool), ("packed_buffer_size_bytes", ctypes.c_uint64)]
 
@@ -93,6 +97,7 @@ def _load_library():
         "lst_init_tcp": [handle, ctypes.POINTER(_Tcp)],
         "lst_init_shm": [handle, ctypes.POINTER(_Shm)],
         "lst_init_nccl": [handle, ctypes.POINTER(_Nccl)],
+        "lst_init_ipc": [handle, ctypes.POINTER(_Ipc)],
         "lst_start": [handle],
         "lst_update": [handle, tensors, ctypes.c_size_t, ctypes.POINTER(_Update)],
         "lst_finish": [handle, ctypes.c_char_p],
@@ -220,8 +225,7 @@ class Trainer:
                 text("bind_host"), options.get("port", 0), text("advertise_host"), self.packed,
                 self.buffer_size, options.get("packed_num_buffers", 0))))
         elif self.backend == "ipc":
-            self._device(options)
-            self.call("init_weight_transfer_engine", {"init_info": {"packed": self.packed}})
+            self._check(self._lib.lst_init_ipc(self._handle, _Ipc(self._device(options), self.packed)))
         else:
             raise ValueError(f"backend {self.backend!r}: tcp, shm, nccl or ipc")
 
@@ -411,8 +415,7 @@ class Trainer:
         return n
 
     def digest(self, iterator):
-        """The digest that every rank has once exactly these tensors (a whole model) are its weights.
-        Not after "ipc"."""
+        """The digest that every rank has once exactly these tensors (a whole model) are its weights."""
         array = _TensorArray(list(iterator))
         out = ctypes.create_string_buffer(33)
         self._check(self._lib.lst_digest(self._handle, array.items, array.n, out))

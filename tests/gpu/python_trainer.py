@@ -29,7 +29,7 @@ for case in cases:
         with trainer.update(version=version, pause="keep"):
             lockstep.trainer_send_weights(trainer, tensors.items(), packed=case["packed"])
         ranks = trainer.weight_info()["ranks"]
-        good = all(r["digest"] == digest and r["version"] == version for r in ranks)
+        good = trainer.digest(tensors.items()) == digest and all(r["digest"] == digest and r["version"] == version for r in ranks)
         n += 1
         bad += not good
         print(f"{'ok' if good else 'not ok'} {n} - {backend} {case}: {ranks[0]['digest']}")

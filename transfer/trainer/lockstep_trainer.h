@@ -115,6 +115,11 @@ typedef struct {
 } lst_nccl_options_t;
 
 typedef struct {
+    int device;  /* GPU that holds the tensors: its CUDA ordinal in this process */
+    bool packed; /* updates will be packed, unless they say otherwise */
+} lst_ipc_options_t;
+
+typedef struct {
     bool packed; /* send tensors together in buckets; small tensors go faster */
     /* 0: 1 GiB; over NCCL what suits the tensors, at most an eighth of them or 1 GiB; tensors that
      * are larger are then sent first */
@@ -134,6 +139,10 @@ LST_API lst_status_t lst_init_shm(lst_t *lst, const lst_shm_options_t *options);
 /* Forms an NCCL communicator with every rank; this trainer is rank 0. Again after a failed
  * transfer, and after an update that the cluster refused while it was being sent. */
 LST_API lst_status_t lst_init_nccl(lst_t *lst, const lst_nccl_options_t *options);
+/* For ranks whose weights lie on this trainer's GPU, with --weight-transfer-config "ipc". An update
+ * is then lst_call("update_weights") with the handles of the tensors as whoever allocated them
+ * makes them (torch; examples/python/lockstep_trainer.py shows it), instead of lst_update. */
+LST_API lst_status_t lst_init_ipc(lst_t *lst, const lst_ipc_options_t *options);
 LST_API lst_status_t lst_start(lst_t *lst);
 /* Sends tensors to every rank; any number of times between lst_start and lst_finish. A refusal
  * (LST_ERR_INVALID, LST_ERR_STATE) comes before a byte is sent. options NULL: one by one. */

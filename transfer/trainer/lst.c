@@ -74,6 +74,7 @@ void lst_close(lst_t **lst_p)
     *lst_p = NULL;
     lst_drop_ranks(self);
     lst_nccl_fini(self);
+    lst_ipc_fini(self);
     rpc_destroy(&self->rpc);
     free(self->reply_text);
     json_decref(self->update_reply);

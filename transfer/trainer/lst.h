@@ -22,7 +22,9 @@ struct lst {
     int listener;    /* -1: none */
     shm_ring_t ring; /* map NULL: tcp */
     transfer_sender_t *sender;
-    lst_nccl_t *nccl; /* NULL: never used */
+    lst_nccl_t *nccl;     /* NULL: never used */
+    device_t *ipc_device; /* of the tensors, once lst_init_ipc was called */
+    bool ipc_borrowed, ipc_up;
     unsigned n_ranks;
     bool knows_model; /* the two below, from the answer to init */
     lk_dtype_t stored;
@@ -57,7 +59,7 @@ char *lst_update_args(const tensor_desc_t *descs, size_t n, bool packed, uint64_
 /* ---- NCCL (lst_nccl.c) ---- */
 
 bool lst_nccl_up(const lst_t *self);
-/* Where the tensors of updates lie; NULL: in host memory. */
+/* Where the tensors of updates over NCCL lie; NULL: it is not up. */
 device_t *lst_nccl_device(const lst_t *self);
 /* buffer_size 0: what suits the tensors. */
 LK_MUST_USE lk_status_t lst_nccl_update(lst_t *self, const tensor_desc_t *descs,
@@ -68,5 +70,13 @@ void lst_nccl_drop(lst_t *self);
 void lst_nccl_fini(lst_t *self);
 /* Other communicators and another device (borrowed) from now on, for tests. */
 LK_MUST_USE lk_status_t lst_nccl_use(lst_t *self, const nccl_comm_ops_t *ops, device_t *device);
+
+/* ---- CUDA IPC (lst_ipc.c) ---- */
+
+/* Ends the connection; keeps the device. */
+void lst_ipc_drop(lst_t *self);
+void lst_ipc_fini(lst_t *self);
+/* Another device (borrowed) from now on, for tests. */
+void lst_ipc_use(lst_t *self, device_t *device);
 
 #endif

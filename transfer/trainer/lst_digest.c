@@ -148,7 +148,8 @@ lst_status_t lst_digest(lst_t *self, const lst_tensor_t *tensors, size_t n, char
         return (lst_status_t)lk_error_set(
             &self->err, LK_ERR_STATE,
             "the answer to init_weight_transfer_engine did not say how "
-            "ranks store weights; call lst_init_tcp, lst_init_shm or lst_init_nccl first");
+            "ranks store weights; call lst_init_tcp, lst_init_shm, lst_init_nccl or lst_init_ipc "
+            "first");
     }
     tensor_desc_t *descs = NULL;
     const void **data = NULL;
@@ -159,7 +160,7 @@ lst_status_t lst_digest(lst_t *self, const lst_tensor_t *tensors, size_t n, char
         set.data = data[i];
         st = name_rules_expand(&self->dims, &descs[i], note_piece, &set, &self->err);
     }
-    device_t *device = lst_nccl_device(self);
+    device_t *device = self->ipc_up ? self->ipc_device : lst_nccl_device(self);
     if (st >= 0) {
         st = device != NULL ? digest_on(device, &set, self->stored, &self->err)
                             : digest_here(&set, self->stored, &self->err);

@@ -38,6 +38,7 @@ void lst_drop_ranks(lst_t *self)
 {
     sender_destroy(&self->sender);
     lst_nccl_drop(self);
+    lst_ipc_drop(self);
     if (self->listener >= 0) {
         close(self->listener);
         self->listener = -1;
@@ -370,6 +371,11 @@ lst_status_t lst_update(lst_t *self, const lst_tensor_t *tensors, size_t n,
                         const lst_update_options_t *options)
 {
     self->err = LK_ERROR_INIT;
+    if (self->ipc_up) {
+        return (lst_status_t)lk_error_set(&self->err, LK_ERR_STATE,
+                                          "update_weights: over CUDA IPC the tensors' handles are "
+                                          "sent, with lst_call");
+    }
     if (!lst_nccl_up(self) && (self->sender == NULL || !sender_usable(self->sender))) {
         return (lst_status_t)lk_error_set(&self->err, LK_ERR_STATE,
                                           "update_weights: not connected to the ranks. Call "

@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "base/port.h"
 #include "proto/wire_json.h"
+#include "transfer/backends/ipc/wte_ipc.h"
 #include "transfer/backends/nccl/wte_nccl.h"
 #include "transfer/device/device.h"
 
@@ -249,7 +250,7 @@ fake_cluster_t *fake_cluster_new(const tensor_desc_t *model, size_t n, fake_scri
     CHECKF(st == LK_OK, "%s", err.text);
     uint64_t no_progress_ns =
         (uint64_t)((script.no_progress_s > 0 ? script.no_progress_s : 20) * LK_SECOND_NS);
-    const wte_ops_t *engine = script.nccl ? &wte_nccl : wte_find("tcp");
+    const wte_ops_t *engine = script.nccl ? &wte_nccl : script.ipc ? &wte_ipc : wte_find("tcp");
     for (uint32_t r = 0; r < FAKE_RANKS; r++) {
         wte_context_t ctx = {.dp_rank = r,
                              .dp_size = FAKE_RANKS,
@@ -257,7 +258,7 @@ fake_cluster_t *fake_cluster_new(const tensor_desc_t *model, size_t n, fake_scri
                              .env = lk_env_real(),
                              .no_progress_ns = no_progress_ns};
         self->sinks[r] = mem_sink_new(model, n);
-        if (script.nccl) {
+        if (script.nccl || script.ipc) {
             st = device_open("host", 0, &self->devices[r], &err);
             CHECKF(st == LK_OK, "%s", err.text);
             self->sinks[r]->device = self->devices[r];

@@ -24,7 +24,7 @@ typedef struct {
     bool rank_1_stays_away;    /* from init */
     bool no_model;             /* in the answer to init */
     const char *lacks;         /* a field that answers leave out */
-    bool nccl;                 /* the nccl engine on host devices; else tcp */
+    bool nccl, ipc;            /* these engines on host devices; else tcp */
     double no_progress_s;      /* 0: 20 */
 } fake_script_t;
 

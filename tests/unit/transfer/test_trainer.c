@@ -209,7 +209,7 @@ START_TEST(order_and_refusals_come_early)
     fails(lst_update(lst, tensors, 1, NULL), LST_ERR_STATE,
           "lst_init_tcp, lst_init_shm or lst_init_nccl first");
     fails(lst_digest(lst, tensors, 1, digest), LST_ERR_STATE,
-          "lst_init_tcp, lst_init_shm or lst_init_nccl first");
+          "lst_init_shm, lst_init_nccl or lst_init_ipc first");
     fails(lst_start(lst), LST_ERR_STATE, "Weight transfer not initialized");
     ok(lst_abort(lst));
     ok(lst_init_tcp(lst, NULL));

@@ -34,7 +34,7 @@ static device_t *device;
         ck_assert_msg(strstr(lst_last_error(lst), part) != NULL, "%s", lst_last_error(lst));       \
     } while (0)
 
-static void open_with(fake_script_t script, double no_progress_s)
+static void open_cluster(fake_script_t script, double no_progress_s)
 {
     char text[1024];
     lk_error_t err = LK_ERROR_INIT;
@@ -56,7 +56,6 @@ static void open_with(fake_script_t script, double no_progress_s)
         memcpy(tensors[i].shape, model[i].shape, sizeof tensors[i].shape);
     }
     wte_nccl_use(&nccl_fake_ops);
-    script.nccl = true;
     script.no_progress_s = no_progress_s;
     cluster = fake_cluster_new(model, N_TENSORS, script);
     lst_options_t options = {.endpoint = fake_cluster_endpoint(cluster),
@@ -64,6 +63,12 @@ static void open_with(fake_script_t script, double no_progress_s)
                              .no_progress_s = no_progress_s};
     ck_assert_msg(lst_open(&options, &lst, text, sizeof text) == LST_OK, "%s", text);
     ck_assert_msg(device_open("host", 0, &device, &err) == LK_OK, "%s", err.text);
+}
+
+static void open_with(fake_script_t script, double no_progress_s)
+{
+    script.nccl = true;
+    open_cluster(script, no_progress_s);
     ck_assert_int_eq(lst_nccl_use(lst, &nccl_fake_ops, device), LK_OK);
 }
 
@@ -169,6 +174,34 @@ START_TEST(without_a_gpu_it_says_so)
 }
 END_TEST
 
+/* Over CUDA IPC the tensors' owner sends the handles; the rest is the library's. */
+START_TEST(ipc_connects_and_digests)
+{
+    char over_ipc[33], here[33];
+    const char *reply = NULL;
+    open_cluster((fake_script_t){.ipc = true}, 20);
+    lst_ipc_use(lst, device);
+    fails(lst_digest(lst, tensors, 2, over_ipc), LST_ERR_STATE, "lst_init_ipc");
+    ok(lst_init_ipc(lst, &(lst_ipc_options_t){.packed = true}));
+    ok(lst_digest(lst, tensors, 2, over_ipc));
+    ok(lst_start(lst));
+    fails(lst_update(lst, tensors, N_TENSORS, NULL), LST_ERR_STATE, "over CUDA IPC");
+    fails(lst_call(lst, "update_weights",
+                   "{\"update_info\": {\"names\": [\"model.norm.weight\"], \"dtype_names\": "
+                   "[\"float32\"], \"shapes\": [[5]]}}",
+                   &reply),
+          LST_ERR_INVALID, "ipc_handles_pickled");
+    ok(lst_abort(lst));
+    lst_close(&lst);
+    fake_cluster_destroy(&cluster);
+    device_close(&device);
+    open_with((fake_script_t){0}, 20);
+    ok(lst_init_nccl(lst, NULL));
+    ok(lst_digest(lst, tensors, 2, here));
+    ck_assert_str_eq(over_ipc, here);
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *suite = suite_create("trainer_nccl");
@@ -176,6 +209,7 @@ Suite *test_suite(void)
     tcase_add_checked_fixture(tc, NULL, teardown);
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, whole_updates, 0, 4);
+    tcase_add_test(tc, ipc_connects_and_digests);
     tcase_add_test(tc, a_refusal_ends_the_communicator_and_init_makes_another);
     tcase_add_test(tc, a_rank_that_fails_in_the_middle);
     tcase_add_loop_test(tc, a_rank_that_stays_away, 0, 2);
