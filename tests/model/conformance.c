@@ -1,11 +1,14 @@
 /*
  * conformance.c ROWS...: repeats decisions of the models (record.h) with the real group: brings one
  * into the recorded state, gives it the recorded commands and the result of the vote, and
- * compares the state after it and the actions, in order. Rows that begin with 0 are guards.c's.
+ * compares the state after it and the actions, in order. Rows that begin with 0 are guards.c's,
+ * with -1 members.c's.
  */
 #include "base/check.h"
+#include "base/log.h"
 #include "engine_core/dp/group_internal.h"
 #include "tests/model/guards.h"
+#include "tests/model/members.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -340,7 +343,8 @@ static bool repeat(const row_t *r)
 
 int main(int argc, char **argv)
 {
-    unsigned long rows = 0, guards = 0, differ = 0;
+    lk_log_init("model", LK_LOG_ERROR, LK_LOG_TEXT);
+    unsigned long rows = 0, guards = 0, members = 0, differ = 0;
     for (int i = 1; i < argc; i++) {
         FILE *file = fopen(argv[i], "r");
         CHECKF(file != NULL, "%s cannot be read", argv[i]);
@@ -350,6 +354,9 @@ int main(int argc, char **argv)
             if (line[0] == '0') {
                 same = guards_repeat(line);
                 guards++;
+            } else if (line[0] == '-') {
+                same = members_repeat(line);
+                members++;
             } else {
                 row_t row;
                 read_row(&row, line);
@@ -363,7 +370,7 @@ int main(int argc, char **argv)
         }
         fclose(file);
     }
-    printf("%lu decisions and %lu guards of the models, %lu differ from the code's\n", rows, guards,
-           differ);
-    return rows > 0 && differ == 0 ? 0 : 1;
+    printf("%lu decisions, %lu guards and %lu of the coordinator, %lu differ from the code's\n",
+           rows, guards, members, differ);
+    return rows + members > 0 && differ == 0 ? 0 : 1;
 }

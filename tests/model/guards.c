@@ -10,7 +10,9 @@
 /* in the row's order */
 #define FIELDS(X)                                                                                  \
     X(kind)                                                                                        \
-    X(n) X(f) X(lockstep) X(shadow) X(interval) X(run) X(more) X(sc) X(pause) X(phase) X(ended)    \
+    X(n)                                                                                           \
+    X(f)                                                                                           \
+    X(lockstep) X(shadow) X(interval) X(run) X(more) X(sc) X(pause) X(phase) X(ended)              \
         X(voted_ended) X(gates) X(session) X(posted) X(wait) X(rem) X(voted_quiet) X(expired)      \
             X(voted_expired) X(joins)
 

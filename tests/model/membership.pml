@@ -81,6 +81,14 @@ hidden byte i, j, e, ref, doing, top;
 hidden byte a1, a2, a3, a4, a5, a6, a7;
 hidden byte was_in, new_life;
 
+#ifdef RECORD
+#include "members.pml"
+#else
+#define REC_BEFORE(kind, rank) skip
+#define REC_AFTER              skip
+#define ACT(act, x)            skip
+#endif
+
 #define BIT(r)          (1 << (r))
 #define AT(g, r)        ((g) * N + (r))
 #define RAISE(x, y)     x = ((y) > x -> (y) : x)
@@ -534,6 +542,7 @@ inline tell(r, what, g)
 
 inline dissolve(g)
 {
+    ACT(ACT_DISSOLVE, g);
     for (j : 0 .. N - 1) {
         tell(j, DISSOLVE, g)
     }
@@ -585,6 +594,7 @@ inline gather()
             init_address[AT(G, j)] = rec_address[j];
             rec[j] = REC_INITED;
             rec_ready[j] = 0;
+            ACT(ACT_INIT, j);
             tell(j, INIT, G)
         :: else -> skip
         fi
@@ -611,6 +621,7 @@ inline adopt(g)
         if
         :: HAS(RANKS, j) ->
             rec[j] = (rec_ready[j] == g -> REC_READY : REC_INITED);
+            ACT(ACT_INIT, j);
             tell(j, INIT, g)
         :: else -> skip
         fi
@@ -664,7 +675,7 @@ inline say_again()
     :: rec[i] == REC_NEW ->
         top = (G > newest_left -> G : newest_left);
         dissolve(top)
-    :: IN_EPOCH(i) && !(rec[i] == REC_READY && a7 == rev) -> tell(i, INIT, G)
+    :: IN_EPOCH(i) && !(rec[i] == REC_READY && a7 == rev) -> ACT(ACT_INIT, i); tell(i, INIT, G)
     :: else -> skip
     fi
 }
@@ -695,8 +706,10 @@ inline take_hello()
 
 inline on_hello()
 {
+    REC_BEFORE(1, i);
     if
     :: OVER ->
+        ACT(ACT_REFUSE, i);
         if
         :: state[i] != E_OUTSIDE && gen[i] == a1 -> down[i] ! REFUSED, 0, 0
         :: else -> skip
@@ -707,12 +720,14 @@ inline on_hello()
         :: else -> take_hello()
         fi
     fi;
+    REC_AFTER;
     i = 0;
     j = 0
 }
 
 inline on_ready()
 {
+    REC_BEFORE(2, i);
     if
     :: a2 != rec_gen[i] || rec[i] == REC_NEW || (rec[i] == REC_HELLO && rec_member[i] == 0) -> skip
     :: else ->
@@ -724,6 +739,7 @@ inline on_ready()
             look_ready()
         fi
     fi;
+    REC_AFTER;
     i = 0
 }
 
@@ -742,12 +758,23 @@ inline expel()
     fi
 }
 
+inline on_silent()
+{
+    REC_BEFORE(3, i);
+    expel();
+    REC_AFTER;
+    i = 0;
+    j = 0
+}
+
 inline on_removed()
 {
+    REC_BEFORE(4, i);
     rec_removed = rec_removed | BIT(i);
     told = told | BIT(i);
     expel();
     try_form();
+    REC_AFTER;
     i = 0;
     j = 0
 }
@@ -792,6 +819,7 @@ inline start_again(keeps)
 
 inline front_says()
 {
+    REC_BEFORE(5, 0);
     said = known + 1;
     RAISE(newest_left, known);
     RAISE(newest, PASSED_ON);
@@ -801,7 +829,10 @@ inline front_says()
     :: else -> skip
     fi;
 #endif
-    try_form()
+    try_form();
+    REC_AFTER;
+    i = 0;
+    j = 0
 }
 
 #define FROM(r)                                                                                     \
@@ -811,7 +842,7 @@ inline front_says()
     :: d_step { nempty(up[r]) && up[r] ? [IS_READY, _, _, _, _, _, _, _] ->                         \
         up[r] ? IS_READY, a1, a2, a3, a4, a5, a6, a7; i = r; on_ready() }                           \
     :: d_step { EVERY(ALL, ROOM) && (stopped & BIT(r)) && rec_gen[r] == gen[r] && rec[r] != REC_NEW -> \
-        i = r; expel(); i = 0; j = 0 }                                                              \
+        i = r; on_silent() }                                                                        \
     :: d_step { EVERY(ALL, ROOM) && HAS(removed & ~told, r) -> i = r; on_removed() }           \
     :: d_step { losses < LOSSES && nempty(up[r]) -> losses++; up[r] ? a1, a1, a2, a3, a4, a5, a6, a7 } \
     :: d_step { losses < LOSSES && nempty(down[r]) -> losses++; down[r] ? a1, a2, a3 }
@@ -826,7 +857,7 @@ end:
     FROM(2)
 #endif
     /* a front end's HELLO, and what it says later */
-    :: d_step { EVERY(ALL, ROOM) && (said != known + 1 || newest < PASSED_ON) -> front_says(); i = 0; j = 0 }
+    :: d_step { EVERY(ALL, ROOM) && (said != known + 1 || newest < PASSED_ON) -> front_says() }
 #if UPDATES
     :: d_step { known_weights < newest -> known_weights = newest } /* STATS */
 #endif
