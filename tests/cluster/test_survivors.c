@@ -6,6 +6,9 @@
 #include "base/check.h"
 #include "tests/cluster/rl_weights.h"
 #include "tests/lib/test_main.h"
+#include "tests/lib/transfer/nccl_sock.h"
+#include "transfer/device/device.h"
+#include "transfer/trainer/lst.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -77,14 +80,19 @@ typedef struct {
     rl_weights_t weights[3];
     unsigned sent; /* weight sets so far */
     const char *model;
+    device_t *device; /* of the trainer; nccl */
 } world_t;
 
 static void start(world_t *w, const kind_t *kind, const char *restarts, const char *min)
 {
-    char backend[64];
+    char backend[64], modules[600];
+    bool nccl = strcmp(kind->backend, "nccl") == 0;
     snprintf(backend, sizeof backend, "{\"backend\":\"%s\"}", kind->backend);
+    const char *build = getenv("LK_BUILD_DIR");
+    ck_assert_msg(build != NULL, "LK_BUILD_DIR is not set");
+    snprintf(modules, sizeof modules, "%s/tests/cluster", build);
     const char *args[] = {"--device",
-                          "null",
+                          nccl ? "host-store" : "null",
                           "--data-parallel-size",
                           "3",
                           "--weight-transfer-config",
@@ -97,6 +105,8 @@ static void start(world_t *w, const kind_t *kind, const char *restarts, const ch
                           min,
                           "--transfer-timeout",
                           "10",
+                          nccl ? "--transfer-module-dir" : "--log-level",
+                          nccl ? modules : "info",
                           kind->moe ? "--enable-expert-parallel" : NULL,
                           NULL};
     *w = (world_t){.kind = *kind};
@@ -107,11 +117,22 @@ static void start(world_t *w, const kind_t *kind, const char *restarts, const ch
     }
     cluster_start(&w->c, model, args);
     w->lst = rl_open(&w->c);
+    if (nccl) { /* communicators of the same kind, over plain memory */
+        lk_error_t err = LK_ERROR_INIT;
+        ck_assert_msg(device_open("host", 0, &w->device, &err) == LK_OK, "%s", err.text);
+        ck_assert_int_eq(lst_nccl_use(w->lst, &nccl_sock_ops, w->device), LK_OK);
+    }
+}
+
+static bool generates(const world_t *w)
+{
+    return w->device == NULL; /* a store doesn't */
 }
 
 static void fini(world_t *w)
 {
     lst_close(&w->lst);
+    device_close(&w->device);
     for (unsigned i = 0; i < LK_ARRAY_LEN(w->weights); i++) {
         rl_weights_fini(&w->weights[i]);
     }
@@ -119,8 +140,9 @@ static void fini(world_t *w)
 
 static lst_status_t init(world_t *w)
 {
-    return strcmp(w->kind.backend, "shm") == 0 ? lst_init_shm(w->lst, NULL)
-                                               : lst_init_tcp(w->lst, NULL);
+    return w->device != NULL                     ? lst_init_nccl(w->lst, NULL)
+           : strcmp(w->kind.backend, "shm") == 0 ? lst_init_shm(w->lst, NULL)
+                                                 : lst_init_tcp(w->lst, NULL);
 }
 
 /* ---- what the cluster says ---- */
@@ -178,8 +200,12 @@ static int ask(const cluster_t *c, unsigned rank, char *message, size_t room)
 }
 
 /* Which ranks generate, as bits; the others were removed, and a request for one is told so. */
-static void expect_serves(const cluster_t *c, unsigned members)
+static void expect_serves(const world_t *w, unsigned members)
 {
+    const cluster_t *c = &w->c;
+    if (!generates(w)) {
+        return;
+    }
     for (unsigned r = 0; r < RANKS; r++) {
         char message[1024], want[64];
         int status = ask(c, r, message, sizeof message);
@@ -234,12 +260,13 @@ static void lose_in_transfer(world_t *w, unsigned rank)
     lst_tensor_t *t = (lst_tensor_t *)&weights->t[last];
     const void *data = t->data;
     victim = rl_pid_of(&w->c, rank);
-    if (strcmp(w->kind.backend, "shm") == 0) {
+    if (strcmp(w->kind.backend, "tcp") != 0) {
         t->data = trapped(t, bytes);
     } else {
         send_limit = 100000;
     }
-    lst_status_t st = lst_update(w->lst, weights->t, weights->n, NULL);
+    lst_update_options_t how = {.packed = w->device != NULL, .packed_buffer_size_bytes = 100000};
+    lst_status_t st = lst_update(w->lst, weights->t, weights->n, &how);
     t->data = data;
     trap = NULL;
     ck_assert_int_eq(victim, 0);
@@ -289,8 +316,9 @@ static void expect_init_map(world_t *w, const char *ranks)
     json_decref(reply);
 }
 
-static const kind_t kinds[] = {
-    {"tcp", false, false}, {"shm", false, false}, {"tcp", true, false}, {"tcp", false, true}};
+static const kind_t kinds[] = {{"tcp", false, false},  {"shm", false, false},
+                               {"tcp", true, false},   {"tcp", false, true},
+                               {"nccl", false, false}, {"nccl", true, false}};
 
 START_TEST(a_rank_is_lost_in_mid_transfer)
 {
@@ -300,12 +328,16 @@ START_TEST(a_rank_is_lost_in_mid_transfer)
     push(&w);
     wait_members(c, 3, "0 1 2 ");
     cluster_async_t requests[RANKS];
-    for (unsigned r = 0; r < RANKS; r++) {
+    for (unsigned r = 0; generates(&w) && r < RANKS; r++) {
         requests[r] = rl_complete(c, r, 5 + r, 8, RL_ENDLESS);
     }
-    rl_wait_busy(c, RANKS);
+    if (generates(&w)) {
+        rl_wait_busy(c, RANKS);
+    }
     lose_in_transfer(&w, 1);
-    expect_answers(requests, 1, w.kind.shadow);
+    if (generates(&w)) {
+        expect_answers(requests, 1, w.kind.shadow);
+    }
     wait_members(c, 2, "0 2 ");
     expect_views(c, 1);
     expect_init_map(&w, "0 2 ");
@@ -316,14 +348,14 @@ START_TEST(a_rank_is_lost_in_mid_transfer)
             json_decref(cluster_join(&requests[r], ANSWER_S, &status));
             ck_assert_int_eq(status, 200);
         }
-        expect_serves(c, 5u); /* the old weights stay */
+        expect_serves(&w, 5u); /* the old weights stay */
     }
     push(&w);
-    expect_serves(c, 5u);
+    expect_serves(&w, 5u);
     lose_in_transfer(&w, 0);
     wait_members(c, 1, "2 ");
     push(&w);
-    expect_serves(c, 4u);
+    expect_serves(&w, 4u);
     kill(rl_pid_of(c, 2), SIGKILL);
     ck_assert_int_eq(cluster_wait_gone(&w.c, ANSWER_S), 1);
     ck_assert(rl_log_says(c, "engine 2 ended: killed by signal 9 (Killed)"));
@@ -370,25 +402,25 @@ START_TEST(who_is_started_again_knows_it)
     pid_t pid;
     kill_for_good(c, 2);
     wait_members(c, 2, "0 1 ");
-    expect_serves(c, 3u);
+    expect_serves(&w, 3u);
     push(&w);
     ck_assert_uint_eq(cluster_pids(c, "lockstep-coordinator", &pid, 1), 1);
     kill(pid, SIGKILL);
     wait_line(c, "whole"); /* "found group epoch 3 whole" */
-    expect_serves(c, 3u);
+    expect_serves(&w, 3u);
     wait_members(c, 2, "0 1 ");
     ck_assert_uint_eq(cluster_pids(c, "lockstep-api", &pid, 1), 1);
     kill(pid, SIGKILL);
     wait_line(c, "front end 0 is back");
     wait_members(c, 2, "0 1 ");
-    expect_serves(c, 3u);
+    expect_serves(&w, 3u);
     push(&w);
     /* a member that is started again joins the smaller group */
     kill(rl_pid_of(c, 1), SIGKILL);
     wait_line(c, "engine 1 is back");
     wait_members(c, 2, "0 1 ");
     push(&w);
-    expect_serves(c, 3u);
+    expect_serves(&w, 3u);
     kill(rl_pid_of(c, 1), SIGKILL); /* and there are not enough for another loss */
     ck_assert_int_eq(cluster_wait_gone(&w.c, ANSWER_S), 1);
     ck_assert(rl_log_says(c, "1 ranks would be left, fewer than --data-parallel-min-size 2"));
