@@ -511,8 +511,8 @@ static bool is_replaced(void *ctx)
     return n == 1 && pids[0] != r->victim;
 }
 
-/* Files that a cluster might leave: shared memory, and sockets and directories in the file system.
- * (Ordinary files there are other programs', which may come and go meanwhile.) */
+/* Files that a cluster might leave: shared memory, and sockets in the file system. (Other files and
+ * directories there are those of demos and benchmarks, which may come and go meanwhile.) */
 static size_t count_files(void)
 {
     static const char *const dirs[] = {"/dev/shm", "/tmp", "/var/tmp"};
@@ -521,7 +521,7 @@ static size_t count_files(void)
         DIR *dir = opendir(dirs[i]);
         for (struct dirent *e; dir != NULL && (e = readdir(dir)) != NULL;) {
             n += strstr(e->d_name, "lockstep") != NULL && strstr(e->d_name, "test") == NULL &&
-                 (i == 0 || e->d_type != DT_REG);
+                 (i == 0 || e->d_type == DT_SOCK || e->d_type == DT_FIFO);
         }
         if (dir != NULL) {
             closedir(dir);
