@@ -15,6 +15,8 @@ static struct {
     wte_update_t last;
     weight_sink_t sink;
     size_t inits, finis;
+    bool refuses;   /* in update_check */
+    char first[64]; /* tensor of the last update */
 } script;
 
 static lk_status_t fake_init_check(const json_t *info, const wte_context_t *ctx, lk_error_t *err)
@@ -50,7 +52,7 @@ static lk_status_t fake_init_test(void *state, lk_error_t *err)
 
 static lk_status_t fake_update_check(void *state, const wte_update_t *update, lk_error_t *err)
 {
-    if (json_object_get(update->update_info, "bad") != NULL) {
+    if (script.refuses || json_object_get(update->update_info, "bad") != NULL) {
         return lk_error_set(err, LK_ERR_INVALID,
                             "Invalid update_info for fake: unknown field 'bad'");
     }
@@ -61,6 +63,8 @@ static lk_status_t fake_update_post(void *state, const wte_update_t *update,
                                     const weight_sink_t *sink, lk_error_t *err)
 {
     script.last = *update;
+    snprintf(script.first, sizeof script.first, "%s",
+             update->n_tensors > 0 ? update->tensors[0].name : "");
     script.sink = *sink;
     return LK_OK;
 }
@@ -507,6 +511,48 @@ START_TEST(what_is_posted_counts_not_what_was_checked)
 }
 END_TEST
 
+/* What was read of a text stays for the next update of the same text, but not for another place or
+ * other defaults; and what may have changed is asked again. */
+START_TEST(the_same_text_is_read_once)
+{
+    static const char *const lists =
+        "{\"update_info\": [{\"names\": [\"a.weight\"], \"dtype_names\": [\"float32\"], "
+        "\"shapes\": [[2, 3]]}, {\"names\": [\"b.weight\"], \"dtype_names\": [\"bfloat16\"], "
+        "\"shapes\": [[5]]}]}";
+    const tensor_desc_t *read = NULL;
+    go_to(UPDATE_STATE_OPEN);
+    for (int i = 0; i < 3; i++) {
+        ck_ok(check(UPDATE_VERB_UPDATE, lists));
+        call(UPDATE_VERB_UPDATE, lists);
+        ck_assert(i == 0 || script.last.tensors == read);
+        ck_assert_str_eq(script.first, "b.weight");
+        read = script.last.tensors;
+        call(UPDATE_VERB_FINISH, NULL);
+        call(UPDATE_VERB_START, NULL);
+    }
+    script.refuses = true;
+    ck_assert_int_eq(check(UPDATE_VERB_UPDATE, lists), LK_ERR_INVALID);
+    script.refuses = false;
+    /* in the middle of an update another text, and then the first again */
+    ck_ok(check(UPDATE_VERB_UPDATE, lists));
+    ck_ok(post(UPDATE_VERB_UPDATE, lists));
+    ck_ok(check(UPDATE_VERB_UPDATE, UPDATE_BOTH));
+    ck_ok(update_session_test(session, &err));
+    ck_ok(update_session_outcome(session, UPDATE_VERB_UPDATE, true, &err));
+    call(UPDATE_VERB_UPDATE, lists);
+    ck_assert_str_eq(script.first, "b.weight");
+    ck_ok(check(UPDATE_VERB_UPDATE, lists));
+    call(UPDATE_VERB_UPDATE, lists);
+    /* the same rank in the other place */
+    update_session_reset(session);
+    update_session_seat(session, 0, 2);
+    go_to(UPDATE_STATE_OPEN);
+    ck_ok(check(UPDATE_VERB_UPDATE, lists));
+    call(UPDATE_VERB_UPDATE, lists);
+    ck_assert_str_eq(script.first, "a.weight");
+}
+END_TEST
+
 /* ---- failures ---- */
 
 START_TEST(failed_init_can_be_repeated)
@@ -803,6 +849,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, list_per_rank);
     tcase_add_test(tc, packing_of_init_is_overridden_by_update);
     tcase_add_test(tc, what_is_posted_counts_not_what_was_checked);
+    tcase_add_test(tc, the_same_text_is_read_once);
     tcase_add_test(tc, failed_init_can_be_repeated);
     tcase_add_test(tc, failure_before_the_first_byte_leaves_the_weights_clean);
     tcase_add_test(tc, dirty_until_a_complete_update);
