@@ -5,6 +5,7 @@
  */
 #include "base/check.h"
 #include "coordinator/membership.h"
+#include "engine_core/dp/group_internal.h"
 #include "tests/sim/checkers.h"
 #include "tests/sim/mesh.h"
 #include "tests/sim/net.h"
@@ -54,6 +55,15 @@ bool sim_front_runs(const sim_t *self, uint32_t front)
 
 enum { KNOWS_GROUP = 1, KNOWS_WEIGHTS = 2 };
 
+/* The newest number that the rank knows to be taken: who has committed does not know whether others
+ * have published that already, and counts it. */
+static uint64_t newest_number(const sim_rank_t *rank)
+{
+    const group_t *group = engine_core_group(rank->core);
+    uint64_t taken = group->weights.taken + group->update.committing;
+    return LK_MAX(sim_rank_weights(rank), taken);
+}
+
 /* The newest group epoch, the newest weights. */
 static unsigned knows(const sim_t *self, uint32_t node)
 {
@@ -64,7 +74,7 @@ static unsigned knows(const sim_t *self, uint32_t node)
     } else if (node <= self->o.ranks) {
         const sim_rank_t *rank = &self->ranks[node - 1];
         group = rank->core != NULL ? rank->enrol.epoch : 0;
-        weights = rank->core != NULL ? sim_rank_weights(rank) : 0;
+        weights = rank->core != NULL ? newest_number(rank) : 0;
     } else if (self->fronts[node - 1 - self->o.ranks].client != NULL) {
         engine_client_info_t info;
         engine_client_info(self->fronts[node - 1 - self->o.ranks].client, &info);
