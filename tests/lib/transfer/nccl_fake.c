@@ -301,8 +301,13 @@ static void fake_abort(nccl_comm_t **self_p)
         return;
     }
     pthread_mutex_lock(&lock);
-    if ((*self_p)->group != NULL) {
-        (*self_p)->group->aborted = true;
+    group_t *group = (*self_p)->group;
+    if (group != NULL) {
+        group->aborted = true;
+        /* what it has not carried out is nobody's any more: its memory may go */
+        for (collective_t *c = group->collectives; c != NULL; c = c->next) {
+            c->came[(*self_p)->rank] = c->done && c->came[(*self_p)->rank];
+        }
     }
     (*self_p)->group = NULL;
     unref(*self_p);
