@@ -25,6 +25,12 @@ typedef enum { WAIT_INIT, WAIT_SERVING, SERVING, DRAINING, FLUSHING, ENDED } sta
 
 enum { PORT_HANDSHAKE, PORT_INPUT, PORT_OUTPUT, PORT_STATS, PORT_EVENTS, PORT_TRAINER, N_PORTS };
 
+/* Which command a body is of: all ranks get the same, and it may be large. */
+typedef struct {
+    uint64_t generation, number, group_epoch; /* number 0: of none */
+    size_t spec_len;
+} command_id_t;
+
 typedef struct {
     bool known;
     uint64_t generation, sequence; /* sequence: of the newest message to that life */
@@ -41,6 +47,7 @@ struct frontend {
     lk_port_t *ports[N_PORTS];
     struct event *port_events[N_PORTS], *tick, *drain;
     lk_buf_t envelope, body; /* scratch of send */
+    command_id_t body_of;
     engine_peer_t *engines;
     uint32_t n_engines;
     engine_client_t *client;
@@ -53,6 +60,27 @@ struct frontend {
 
 /* ---- sending ---- */
 
+/* Encodes into the scratch. */
+static lk_status_t encode(frontend_t *self, const msg_t *msg, lk_error_t *err)
+{
+    command_id_t id = {0};
+    if (msg->type == MSG_CMD) {
+        const msg_cmd_t *cmd = &msg->cmd;
+        id = (command_id_t){cmd->generation, cmd->number, cmd->group_epoch, cmd->spec.len};
+    }
+    const command_id_t *last = &self->body_of;
+    lk_buf_clear(&self->envelope);
+    if (id.number != 0 && id.number == last->number && id.generation == last->generation &&
+        id.group_epoch == last->group_epoch && id.spec_len == last->spec_len) {
+        return msg_encode_envelope(msg, &self->envelope, err);
+    }
+    self->body_of = (command_id_t){0};
+    lk_buf_clear(&self->body);
+    LK_RETURN_IF_ERROR(msg_encode(msg, &self->envelope, &self->body, err));
+    self->body_of = id;
+    return LK_OK;
+}
+
 /* *sequence: of the last message to that receiver; one that could not be queued has no number. */
 static lk_status_t send_numbered(frontend_t *self, int which, const port_peer_t *peer,
                                  const msg_t *msg, uint64_t *sequence, lk_error_t *err)
@@ -62,9 +90,7 @@ static lk_status_t send_numbered(frontend_t *self, int which, const port_peer_t 
     m.sender_rank = (uint32_t)self->config->frontend_index;
     m.generation = self->generation;
     m.sequence = *sequence + 1;
-    lk_buf_clear(&self->envelope);
-    lk_buf_clear(&self->body);
-    LK_RETURN_IF_ERROR(msg_encode(&m, &self->envelope, &self->body, err));
+    LK_RETURN_IF_ERROR(encode(self, &m, err));
     port_frame_t frames[2] = {{self->envelope.data, self->envelope.len},
                               {self->body.data, self->body.len}};
     /* Sending may swallow the edge that says that something can be received. */

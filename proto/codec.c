@@ -141,11 +141,20 @@ lk_status_t msg_encode(const msg_t *msg, lk_buf_t *envelope, lk_buf_t *body, lk_
     CHECKF(entry != NULL, "message type %d", (int)msg->type);
     lk_error_t local;
     err = err != NULL ? err : &local;
-    size_t envelope_start = envelope->len, body_start = body->len;
-    if (encode_body(entry, msg, body, err) != LK_OK) {
+    size_t body_start = body->len;
+    lk_status_t status = encode_body(entry, msg, body, err);
+    if (status != LK_OK) {
         lk_error_prefix(err, "%s", entry->name);
-        goto err_truncate;
+    } else {
+        status = msg_encode_envelope(msg, envelope, err);
     }
+    body->len = status == LK_OK ? body->len : body_start;
+    return status;
+}
+
+lk_status_t msg_encode_envelope(const msg_t *msg, lk_buf_t *envelope, lk_error_t *err)
+{
+    size_t start = envelope->len;
     wire_writer_t w = wire_writer(envelope);
     wire_put_array(&w, ENV_LEN);
     wire_put_str(&w, MAGIC, sizeof MAGIC - 1);
@@ -156,15 +165,11 @@ lk_status_t msg_encode(const msg_t *msg, lk_buf_t *envelope, lk_buf_t *body, lk_
     wire_put_u64(&w, msg->generation);
     wire_put_u64(&w, msg->sequence);
     if (envelope->failed) {
-        lk_error_set(err, LK_ERR_NO_MEMORY, "%s: no room for the envelope", entry->name);
-        goto err_truncate;
+        envelope->len = start;
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "%s: no room for the envelope",
+                            msg_type_name(msg->type));
     }
     return LK_OK;
-
-err_truncate:
-    envelope->len = envelope_start;
-    body->len = body_start;
-    return err->status;
 }
 
 /* ---- decode ---- */

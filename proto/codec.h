@@ -14,6 +14,9 @@
 LK_MUST_USE lk_status_t msg_encode(const msg_t *msg, lk_buf_t *envelope, lk_buf_t *body,
                                    lk_error_t *err);
 
+/* The envelope alone, for a body that goes to several receivers. */
+LK_MUST_USE lk_status_t msg_encode_envelope(const msg_t *msg, lk_buf_t *envelope, lk_error_t *err);
+
 /* Decodes two frames from outside. Every claimed length is checked against what is left, depth and
  * counts against proto/limits.h, before anything is allocated. On success the caller owns *out
  * (msg_fini). LK_ERR_INVALID names the message type and the field. */
