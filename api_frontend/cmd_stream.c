@@ -544,9 +544,10 @@ static void expire(cmd_stream_t *self, command_t *cmd, uint64_t now)
             command_free(self, cmd);
         } else if (cmd->desc.kind == CMD_PAUSE) {
             lk_buf_str(&text, "; the pause is rolled back");
-            uint64_t number = cmd->number;
+            /* Under way before the caller hears of it: whoever is late may be back at once, and
+             * what it sees without the CANCEL it carries out. */
+            roll_back(self, cmd->number);
             finish(self, cmd, LK_ERR_TIMEOUT, lk_buf_cstr(&text));
-            roll_back(self, number);
         } else {
             lk_buf_str(&text, "; it takes effect when they do");
             finish(self, cmd, LK_ERR_TIMEOUT, lk_buf_cstr(&text));
