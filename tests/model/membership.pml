@@ -74,7 +74,7 @@ byte set_of[NUMBERS]; /* the set that was published under this number */
 byte last_number;
 byte unnamed; /* ranks of an epoch without a reference */
 
-byte deaths, stops, removes, restarts, losses;
+byte deaths, stops, removes, restarts, losses, repeats;
 bit pause_called, pause_answered;
 
 hidden byte i, j, e, ref, doing, top;
@@ -440,7 +440,7 @@ inline be_placed()
     if
     :: a1 < epoch[me] || (!INSIDE(me) && a1 <= left[me]) -> skip /* late */
 #ifndef NO_OWN_ADDRESS
-    :: !INSIDE(me) && !SAME_LIFE(a1, me) -> skip /* made for an earlier attempt of mine */
+    :: !INSIDE(me) && address[me] != init_address[AT(a1, me)] -> skip /* for an earlier attempt */
 #endif
     :: else ->
         if
@@ -464,17 +464,13 @@ inline be_placed()
     fi
 }
 
-/* Each second: what is said again does something only then. */
+/* Each second: what is said again does something only then. (REPEATS times also when it does not.) */
 #define STALE                                                                                       \
     (rec_gen[me] != gen[me] || rec_address[me] != address[me] || rec[me] == REC_NEW                 \
      || (rec[me] == REC_INITED && !(state[me] == E_CONNECTING && epoch[me] == G))                                      \
      || (rec[me] == REC_HELLO && state[me] == E_MEMBER && rec_member[me] != epoch[me])              \
      || (rec[me] == REC_READY && revision[me] != rev))
-#ifdef REPEATS
-#define AGAIN empty(up[me])
-#else
 #define AGAIN (empty(up[me]) && empty(down[me]) && STALE)
-#endif
 #ifdef NO_REPEAT
 #define SAYS_AGAIN (state[me] == E_CALLING && AGAIN)
 #else
@@ -488,6 +484,10 @@ end:
     :: d_step { state[me] == E_OUTSIDE && !(removed & BIT(me)) && nfull(up[me]) && FRONT_HAS_SAID ->
         begin_process() }
     :: d_step { ALIVE(me) && SAYS_AGAIN -> take(E_NEXT_TICK, E_DOES_TICK) }
+#ifdef REPEATS
+    :: d_step { ALIVE(me) && repeats < REPEATS && empty(up[me]) ->
+        repeats++; take(E_NEXT_TICK, E_DOES_TICK) }
+#endif
     :: d_step { ALIVE(me) && nempty(down[me]) && len(up[me]) <= 2 && down[me] ? [INIT, _, _] -> be_placed() }
     :: d_step { ALIVE(me) && nempty(down[me]) && len(up[me]) <= 2 && down[me] ? [DISSOLVE, _, _] -> be_dissolved() }
     :: d_step { ALIVE(me) && nempty(down[me]) && len(up[me]) <= 2 && down[me] ? [ROLLCALL, _, _] ->
