@@ -1,6 +1,7 @@
 #include "transfer/backends/ipc/ipc_memory.h"
 
 #include "base/check.h"
+#include "base/hash.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,16 +24,31 @@ static void mark_unused(ipc_memory_t *self)
     }
 }
 
-/* Its number, or n. Looks from `hint` on: updates come in the same order. */
-static size_t find_mapping(const ipc_memory_t *self, const uint8_t *handle, size_t hint)
+/* The slot of a handle's mapping, or the free one where it belongs. */
+static uint32_t *find_slot(const ipc_memory_t *self, const uint8_t *handle)
 {
-    for (size_t i = 0; i < self->n; i++) {
-        size_t at = (hint + i) % self->n;
-        if (memcmp(self->mappings[at].handle, handle, DEVICE_IPC_HANDLE_SIZE) == 0) {
-            return at;
+    size_t at = (size_t)lk_hash64(handle, DEVICE_IPC_HANDLE_SIZE, 0);
+    for (;; at++) {
+        uint32_t *slot = &self->slots[at & (self->n_slots - 1)];
+        if (*slot == 0 ||
+            memcmp(self->mappings[*slot - 1].handle, handle, DEVICE_IPC_HANDLE_SIZE) == 0) {
+            return slot;
         }
     }
-    return self->n;
+}
+
+/* With room for `more` new ones. */
+static bool make_slots(ipc_memory_t *self, size_t more)
+{
+    self->n_slots = 16;
+    while (self->n_slots < 2 * (self->n + more)) {
+        self->n_slots *= 2;
+    }
+    self->slots = calloc(self->n_slots, sizeof *self->slots);
+    for (size_t i = 0; i < self->n && self->slots != NULL; i++) {
+        *find_slot(self, self->mappings[i].handle) = (uint32_t)i + 1;
+    }
+    return self->slots != NULL;
 }
 
 /* Its number is n before. */
@@ -56,6 +72,28 @@ static lk_status_t open_mapping(ipc_memory_t *self, const uint8_t *handle, lk_er
     return LK_OK;
 }
 
+static lk_status_t open_export(ipc_memory_t *self, size_t i, const ipc_export_t *export,
+                               lk_error_t *err)
+{
+    uint32_t *slot = find_slot(self, export->memory);
+    if (*slot == 0) {
+        LK_RETURN_IF_ERROR(open_mapping(self, export->memory, err));
+        *slot = (uint32_t)self->n;
+    }
+    ipc_mapping_t *mapping = &self->mappings[*slot - 1];
+    self->mapping_of[i] = *slot - 1;
+    mapping->used = true;
+    if (export->offset > mapping->bytes || export->bytes > mapping->bytes - export->offset) {
+        return lk_error_set(
+            err, LK_ERR_INVALID,
+            "Invalid update_info for ipc: bytes %llu to %llu of a memory of %llu bytes",
+            (unsigned long long)export->offset,
+            (unsigned long long)(export->offset + export->bytes),
+            (unsigned long long)mapping->bytes);
+    }
+    return LK_OK;
+}
+
 lk_status_t ipc_memory_open(ipc_memory_t *self, device_t *device, const ipc_handles_t *handles,
                             lk_error_t *err)
 {
@@ -63,30 +101,16 @@ lk_status_t ipc_memory_open(ipc_memory_t *self, device_t *device, const ipc_hand
     self->device = device;
     mark_unused(self);
     self->mapping_of = calloc(handles->n + 1, sizeof *self->mapping_of);
-    if (self->mapping_of == NULL) {
+    if (self->mapping_of == NULL || !make_slots(self, handles->n)) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for handles");
     }
-    size_t found = 0;
-    for (size_t i = 0; i < handles->n; i++) {
-        const ipc_export_t *export = &handles->exports[i];
-        bool same = i > 0 && memcmp(export->memory, export[-1].memory, DEVICE_IPC_HANDLE_SIZE) == 0;
-        found = same ? found : find_mapping(self, export->memory, found + 1);
-        if (found == self->n) {
-            LK_RETURN_IF_ERROR(open_mapping(self, export->memory, err));
-        }
-        ipc_mapping_t *mapping = &self->mappings[found];
-        self->mapping_of[i] = found;
-        mapping->used = true;
-        if (export->offset > mapping->bytes || export->bytes > mapping->bytes - export->offset) {
-            return lk_error_set(err, LK_ERR_INVALID,
-                                "Invalid update_info for ipc: bytes %llu to %llu of a memory of "
-                                "%llu bytes",
-                                (unsigned long long)export->offset,
-                                (unsigned long long)(export->offset + export->bytes),
-                                (unsigned long long)mapping->bytes);
-        }
+    lk_status_t status = LK_OK;
+    for (size_t i = 0; i < handles->n && status == LK_OK; i++) {
+        status = open_export(self, i, &handles->exports[i], err);
     }
-    return LK_OK;
+    free(self->slots);
+    self->slots = NULL;
+    return status;
 }
 
 const char *ipc_memory_at(const ipc_memory_t *self, const ipc_handles_t *handles, size_t i)

@@ -19,6 +19,10 @@ typedef struct {
     ipc_mapping_t *mappings;
     size_t n, room;
     size_t *mapping_of; /* of each export of the update at hand; NULL: none is */
+    /* mappings by their handles: number + 1 in the first free slot from the hash on; only while
+     * memory is opened */
+    uint32_t *slots;
+    size_t n_slots; /* a power of two */
 } ipc_memory_t;
 
 /* Opens what the exports lie in, and checks that each lies within: reading beyond would break the
