@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_VALUES   256
-#define CONTAINER_ROOM 4 /* of a container, when it gets its first item: most are small */
+#define CHUNK_VALUES 256
 
 typedef struct chunk {
     struct chunk *next;
@@ -149,13 +148,13 @@ static pickle_value_t *new_value(pickle_t *self, pickle_type_t type)
     return value;
 }
 
-/* Makes room for one pointer more; `first`: for so many at first. */
-static bool grow_from(const pickle_value_t ***list, size_t n, size_t *room, size_t first)
+/* Makes room for one pointer more. */
+static bool grow(const pickle_value_t ***list, size_t n, size_t *room)
 {
     if (n < *room) {
         return true;
     }
-    size_t more = *room > 0 ? 2 * *room : first;
+    size_t more = *room > 0 ? 2 * *room : 64;
     const pickle_value_t **bigger = realloc(*list, more * sizeof *bigger);
     if (bigger == NULL) {
         return false;
@@ -163,11 +162,6 @@ static bool grow_from(const pickle_value_t ***list, size_t n, size_t *room, size
     *list = bigger;
     *room = more;
     return true;
-}
-
-static bool grow(const pickle_value_t ***list, size_t n, size_t *room)
-{
-    return grow_from(list, n, room, 64);
 }
 
 static lk_status_t push(pickle_t *self, const pickle_value_t *value, lk_error_t *err)
@@ -236,21 +230,38 @@ static lk_status_t push_long1(pickle_t *self, lk_error_t *err)
 
 /* ---- containers ---- */
 
-/* Value as part of a container: bounded depth, and closed from now on. */
-static lk_status_t add_item(pickle_t *self, pickle_value_t *to, const pickle_value_t *item,
-                            lk_error_t *err)
+/* Makes room for n items more: a container that is filled at once takes what it needs. */
+static bool reserve(pickle_value_t *to, size_t n)
 {
-    if (item == to || item->depth + 1u > PICKLE_MAX_DEPTH) {
-        return bad(self, err, "containers nested too deeply");
+    if (n <= to->room - to->n) {
+        return true;
     }
-    size_t room = to->room;
-    if (!grow_from(&to->items, to->n, &room, CONTAINER_ROOM)) {
+    size_t room = to->n == 0 ? n : LK_MAX(2 * (size_t)to->room, to->n + n);
+    const pickle_value_t **bigger = realloc(to->items, room * sizeof *bigger);
+    if (bigger == NULL) {
+        return false;
+    }
+    to->items = bigger;
+    to->room = (uint32_t)room; /* the stack bounds n, PICKLE_MAX_VALUES the rest */
+    return true;
+}
+
+/* Values as part of a container: bounded depth, and closed from now on. */
+static lk_status_t add_items(pickle_t *self, pickle_value_t *to, const pickle_value_t **items,
+                             size_t n, lk_error_t *err)
+{
+    if (!reserve(to, n)) {
         return no_memory(err);
     }
-    to->room = (uint32_t)room;
-    to->items[to->n++] = item;
-    to->depth = LK_MAX(to->depth, (uint8_t)(item->depth + 1u));
-    ((pickle_value_t *)item)->sealed = true; /* every value is one of ours, made writable */
+    for (size_t i = 0; i < n; i++) {
+        const pickle_value_t *item = items[i];
+        if (item == to || item->depth + 1u > PICKLE_MAX_DEPTH) {
+            return bad(self, err, "containers nested too deeply");
+        }
+        to->items[to->n++] = item;
+        to->depth = LK_MAX(to->depth, (uint8_t)(item->depth + 1u));
+        ((pickle_value_t *)item)->sealed = true; /* every value is one of ours, made writable */
+    }
     return LK_OK;
 }
 
@@ -273,9 +284,7 @@ static lk_status_t make_tuple(pickle_t *self, size_t n, lk_error_t *err)
     if (tuple == NULL) {
         return no_memory(err);
     }
-    for (size_t i = 0; i < n; i++) {
-        LK_RETURN_IF_ERROR(add_item(self, tuple, self->stack[self->n_stack - n + i], err));
-    }
+    LK_RETURN_IF_ERROR(add_items(self, tuple, self->stack + self->n_stack - n, n, err));
     self->n_stack -= n;
     return push(self, tuple, err);
 }
@@ -294,12 +303,12 @@ static lk_status_t fill(pickle_t *self, pickle_type_t type, size_t n, lk_error_t
     if (type == PICKLE_DICT && n % 2 != 0) {
         return bad(self, err, "a dict key without a value");
     }
-    for (size_t i = 0; i < n; i++) {
-        if (type == PICKLE_DICT && i % 2 == 0 && self->stack[first + i]->type != PICKLE_STR) {
+    for (size_t i = 0; type == PICKLE_DICT && i < n; i += 2) {
+        if (self->stack[first + i]->type != PICKLE_STR) {
             return bad(self, err, "a dict key that is no text");
         }
-        LK_RETURN_IF_ERROR(add_item(self, to, self->stack[first + i], err));
     }
+    LK_RETURN_IF_ERROR(add_items(self, to, self->stack + first, n, err));
     self->n_stack = first;
     return LK_OK;
 }
@@ -398,8 +407,7 @@ static lk_status_t make_call(pickle_t *self, lk_error_t *err)
     if (call == NULL) {
         return no_memory(err);
     }
-    LK_RETURN_IF_ERROR(add_item(self, call, callee, err));
-    LK_RETURN_IF_ERROR(add_item(self, call, args, err));
+    LK_RETURN_IF_ERROR(add_items(self, call, self->stack + self->n_stack - 2, 2, err));
     self->n_stack -= 2;
     return push(self, call, err);
 }
@@ -707,9 +715,10 @@ void pickle_unique_id_write(const uint8_t id[NCCL_ID_BYTES], uint8_t out[PICKLE_
 #define TORCH_NAMES(X)                                                                             \
     X(Tensor)                                                                                      \
     X(Size)                                                                                        \
-    X(float32) X(float64) X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8) X(uint8)       \
-        X(uint16) X(uint32) X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn)          \
-            X(float8_e5m2) X(float8_e4m3fnuz) X(float8_e5m2fnuz) X(float8_e8m0fnu)
+    X(float32)                                                                                     \
+    X(float64) X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8) X(uint8) X(uint16)        \
+        X(uint32) X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn) X(float8_e5m2)     \
+            X(float8_e4m3fnuz) X(float8_e5m2fnuz) X(float8_e8m0fnu)
 
 const pickle_global_t pickle_globals_ipc[] = {
     {"torch.nn.parameter", "Parameter"},
