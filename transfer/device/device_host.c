@@ -338,7 +338,7 @@ static struct {
     uint64_t bytes;
     device_event_t *event; /* or that */
     bool open;
-} exports[16];
+} exports[64];
 
 static const uint64_t export_magic = 0x74726f70786e6b6cull;
 
@@ -374,12 +374,18 @@ void device_host_export_event(device_event_t *event, uint8_t handle[DEVICE_IPC_H
     make_handle(slot, handle);
 }
 
-unsigned device_host_unexport(void)
+unsigned device_host_open_exports(void)
 {
     unsigned n = 0;
     for (size_t i = 0; i < LK_ARRAY_LEN(exports); i++) {
         n += exports[i].open;
     }
+    return n;
+}
+
+unsigned device_host_unexport(void)
+{
+    unsigned n = device_host_open_exports();
     memset(exports, 0, sizeof exports);
     return n;
 }

@@ -20,6 +20,8 @@ void device_host_break(device_t *device);
 /* Makes handles for ipc_open and ipc_event of any host device of this process. */
 void device_host_export(void *memory, uint64_t bytes, uint8_t handle[DEVICE_IPC_HANDLE_SIZE]);
 void device_host_export_event(device_event_t *event, uint8_t handle[DEVICE_IPC_HANDLE_SIZE]);
+/* How many exports of memory are open. */
+unsigned device_host_open_exports(void);
 /* Ends all exports; returns how many were open. */
 unsigned device_host_unexport(void);
 

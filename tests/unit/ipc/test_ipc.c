@@ -25,7 +25,7 @@ static device_table_t *table;
 static update_session_t *session;
 static wte_context_t ctx;
 static lk_env_t env;
-static uint64_t now_ns;
+static uint64_t now_ns, tick_ns; /* the clock, and how far it goes on whenever it is read */
 static char counts_name[64];
 static int64_t *counts;
 static uint32_t next_count;
@@ -36,6 +36,7 @@ static lk_error_t err;
 
 static uint64_t test_now(void *self)
 {
+    now_ns += tick_ns;
     return now_ns;
 }
 
@@ -58,6 +59,7 @@ static void set_up(void)
     model_config_t config;
     err = LK_ERROR_INIT;
     now_ns = LK_SECOND_NS;
+    tick_ns = 0;
     next_count = 0;
     env = (lk_env_t){.now_ns = test_now, .random = lk_env_real()->random};
     ck_ok(device_host_open(&device, &err));
@@ -225,6 +227,111 @@ START_TEST(per_tensor_many_times)
     ck_ok(sink.ops->plan(sink.ctx, list.descs, list.n, &err));
     ck_ok(sink.ops->tensor(sink.ctx, 0, list.data[0], at[1], &err));
     assert_received();
+}
+END_TEST
+
+/* What the engine says of its last update, in us. */
+static json_int_t said(const char *key)
+{
+    json_t *object = json_object();
+    update_session_describe(session, object);
+    const json_t *value = json_object_get(object, key);
+    ck_assert_msg(json_is_integer(value), "%s", key);
+    json_int_t us = json_integer_value(value);
+    json_decref(object);
+    return us;
+}
+
+/* Handles that come again were read before; what they name is looked at anew. */
+START_TEST(the_same_handles_are_read_once)
+{
+    must(UPDATE_VERB_INIT, "{\"init_info\": {}}");
+    char *info = plain_update(), *other = plain_update();
+    tick_ns = LK_MS_NS;
+    must(UPDATE_VERB_START, NULL);
+    record_event();
+    event_passes();
+    for (int turn = 0; turn < 3; turn++) {
+        memory[0] = (char)turn;
+        must(UPDATE_VERB_UPDATE, info);
+        ck_assert_int_eq(said("ipc_read_us") > 0, turn == 0);
+        ck_assert_int_gt(said("ipc_copies_us"), 0);
+        ck_assert_int_eq(*(char *)device_table_data(table, 0), turn);
+    }
+    must(UPDATE_VERB_UPDATE, other);
+    ck_assert_int_gt(said("ipc_read_us"), 0);
+    must(UPDATE_VERB_UPDATE, info); /* only the last is kept */
+    ck_assert_int_gt(said("ipc_read_us"), 0);
+    ipc_counts_unlink(counts_name);
+    ck_assert_int_eq(call(UPDATE_VERB_UPDATE, info), LK_ERR_PEER); /* the trainer is gone */
+    ipc_counts_create(counts_name);
+    must(UPDATE_VERB_ABORT, NULL);
+    must(UPDATE_VERB_INIT, "{\"init_info\": {}}");
+    must(UPDATE_VERB_START, NULL);
+    device_host_unexport();
+    ck_assert_int_eq(call(UPDATE_VERB_UPDATE, info), LK_ERR_IO); /* its memory is gone */
+    ck_assert_msg(strstr(err.text, "no memory is exported") != NULL, "%s", err.text);
+    free(info);
+    free(other);
+}
+END_TEST
+
+/* Tensor i in memory i % n, by handles that repeat; the counts in many files. */
+#define N_MEMORIES 24
+static char *in_memories(uint8_t handles[N_MEMORIES][DEVICE_IPC_HANDLE_SIZE],
+                         char names[N_MEMORIES][64], size_t n)
+{
+    ipc_args_t *args = calloc(list.n, sizeof *args);
+    for (size_t i = 0; i < list.n; i++) {
+        const tensor_desc_t *d = &list.descs[i];
+        args[i] = ipc_args(dtype_torch_name(d->dtype), d->ndim, d->shape, handles[i * 7 % n], at[i],
+                           names[i * 5 % N_MEMORIES], (uint32_t)i);
+    }
+    char *pickled = ipc_pickle_list(args, list.n, device->uuid);
+    char *info = update_info(0, list.n, pickled, false);
+    free(pickled);
+    free(args);
+    return info;
+}
+
+/* Each memory is opened once (the device insists on it) and closed when an update leaves it out;
+ * each count is taken off once, in however many files they are. */
+START_TEST(many_memories_and_files_of_counts)
+{
+    uint8_t handles[N_MEMORIES][DEVICE_IPC_HANDLE_SIZE];
+    char names[N_MEMORIES][64];
+    int64_t *all[N_MEMORIES];
+    char *copies[N_MEMORIES];
+    for (size_t k = 0; k < N_MEMORIES; k++) {
+        ck_ok(trainer->ops->alloc(trainer, at[list.n], (void **)&copies[k], &err));
+        memcpy(copies[k], memory, at[list.n]);
+        device_host_export(copies[k], at[list.n], handles[k]);
+        snprintf(names[k], sizeof names[k], "/torch_%ld_2_%zu", (long)getpid(), k);
+        ipc_counts_create(names[k]);
+        all[k] = ipc_counts_map(names[k]);
+    }
+    must(UPDATE_VERB_INIT, "{\"init_info\": {}}");
+    must(UPDATE_VERB_START, NULL);
+    static const size_t n_used[] = {N_MEMORIES, 1, N_MEMORIES, 5, 5};
+    for (size_t turn = 0; turn < LK_ARRAY_LEN(n_used); turn++) {
+        for (size_t i = 0; i < list.n; i++) {
+            all[i * 5 % N_MEMORIES][i] = 2;
+        }
+        char *info = in_memories(handles, names, n_used[turn]);
+        must(UPDATE_VERB_UPDATE, info);
+        free(info);
+        for (size_t i = 0; i < list.n; i++) { /* the same exports: taken off the first time */
+            ck_assert_int_eq(all[i * 5 % N_MEMORIES][i], turn == 0 ? 1 : 2);
+        }
+        ck_assert_uint_eq(device_host_open_exports(), LK_MIN(n_used[turn], list.n));
+    }
+    must(UPDATE_VERB_FINISH, NULL);
+    assert_received();
+    for (size_t k = 0; k < N_MEMORIES; k++) {
+        ipc_counts_unmap(all[k]);
+        ipc_counts_unlink(names[k]);
+        trainer->ops->free(trainer, copies[k]);
+    }
 }
 END_TEST
 
@@ -410,6 +517,8 @@ Suite *test_suite(void)
     TCase *tc = tcase_create("ipc");
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, per_tensor_many_times);
+    tcase_add_test(tc, the_same_handles_are_read_once);
+    tcase_add_test(tc, many_memories_and_files_of_counts);
     tcase_add_test(tc, packed_in_chunks);
     tcase_add_test(tc, waits_for_the_trainers_event);
     tcase_add_loop_test(tc, an_event_that_never_comes, 0, 2);

@@ -8,11 +8,16 @@
 
 #include "base/status.h"
 
-/* Takes one off each of n counts (below IPC_COUNTERS) of the file, unless it is 0 already. name has
- * been checked (ipc_handles.c). LK_ERR_PEER when there is no such file, or none of that shape. */
-LK_MUST_USE lk_status_t ipc_counter_release(const char *name, const uint32_t *counters, size_t n,
-                                            lk_error_t *err);
-/* The same checks, and takes nothing off. */
+typedef int64_t ipc_counts_t; /* of a file that is open */
+
+/* Opens a file of counts. name has been checked (ipc_handles.c). LK_ERR_PEER when there is no such
+ * file, or none of that shape. The caller ends *out with ipc_counter_close. */
+LK_MUST_USE lk_status_t ipc_counter_open(const char *name, ipc_counts_t **out, lk_error_t *err);
+/* The same checks, and opens nothing. */
 LK_MUST_USE lk_status_t ipc_counter_check(const char *name, lk_error_t *err);
+/* Accepts NULL. */
+void ipc_counter_close(ipc_counts_t *counts);
+/* Takes one off each of n counts (places below IPC_COUNTERS), unless it is 0 already. */
+void ipc_counter_release(ipc_counts_t *counts, const uint32_t *counters, size_t n);
 
 #endif

@@ -1,10 +1,11 @@
 #include "transfer/backends/ipc/ipc_exports.h"
 
 #include "base/check.h"
-#include "transfer/backends/ipc/ipc_counter.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define OPEN_FILES 16u /* at once; torch has one for 10000 exports */
 
 static int compare(const void *a, const void *b)
 {
@@ -22,12 +23,18 @@ static ipc_known_t known_of(const ipc_export_t *export)
 
 static void free_room(ipc_exports_t *self)
 {
+    for (size_t i = 0; i < self->n_releases; i++) {
+        ipc_counter_close(self->releases[i].counts);
+    }
     free(self->exports);
     free(self->merged);
     free(self->counters);
+    free(self->releases);
     self->exports = self->merged = NULL;
     self->counters = NULL;
-    self->under_way = self->sorted = false;
+    self->releases = NULL;
+    self->n_releases = 0;
+    self->under_way = self->prepared = false;
 }
 
 static lk_status_t check_files(const ipc_handles_t *handles, lk_error_t *err)
@@ -49,7 +56,9 @@ lk_status_t ipc_exports_begin(ipc_exports_t *self, const ipc_handles_t *handles,
     self->exports = calloc(n + 1, sizeof *self->exports);
     self->merged = calloc(n + self->n_known + 1, sizeof *self->merged);
     self->counters = calloc(n + 1, sizeof *self->counters);
-    if (self->exports == NULL || self->merged == NULL || self->counters == NULL) {
+    self->releases = calloc(n + 1, sizeof *self->releases);
+    if (self->exports == NULL || self->merged == NULL || self->counters == NULL ||
+        self->releases == NULL) {
         free_room(self);
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for %zu exports", n);
     }
@@ -65,7 +74,8 @@ bool ipc_exports_passed(const ipc_exports_t *self, const ipc_export_t *export)
     return known != NULL && known->passed;
 }
 
-void ipc_exports_sort(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
+/* Each of the update's exports once. */
+static void sort(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
 {
     ipc_known_t *list = self->exports;
     size_t n = 0;
@@ -86,34 +96,32 @@ void ipc_exports_sort(ipc_exports_t *self, const ipc_handles_t *handles, size_t 
         }
     }
     self->n_exports = n;
-    self->sorted = true;
 }
 
-/* Takes the counts of those off that are not known yet, file by file. */
-static void take_off(ipc_exports_t *self)
+/* Finds the counts of those that are not known yet, file by file. */
+static void find_counts(ipc_exports_t *self)
 {
-    size_t k = 0;
+    size_t k = 0, n = 0;
     for (size_t i = 0; i < self->n_exports;) {
-        const char *name = self->exports[i].name;
-        uint32_t n_counters = 0;
-        for (; i < self->n_exports && strcmp(self->exports[i].name, name) == 0; i++) {
+        ipc_release_t release = {.name = self->exports[i].name, .counters = &self->counters[n]};
+        for (; i < self->n_exports && strcmp(self->exports[i].name, release.name) == 0; i++) {
             const ipc_known_t *export = &self->exports[i];
             while (k < self->n_known && compare(&self->known[k], export) < 0) {
                 k++;
             }
             if (k == self->n_known || compare(&self->known[k], export) != 0) {
-                self->counters[n_counters++] = export->counter;
+                self->counters[n++] = export->counter;
+                release.n++;
             }
         }
-        lk_error_t gone = LK_ERROR_INIT; /* with its trainer: then nobody counts */
-        if (n_counters > 0) {
-            (void)!ipc_counter_release(name, self->counters, n_counters, &gone);
+        if (release.n > 0) {
+            self->releases[self->n_releases++] = release;
         }
     }
 }
 
 /* Adds the sorted exports to those that are known; to none if they would be too many. */
-static void remember(ipc_exports_t *self)
+static void merge(ipc_exports_t *self)
 {
     size_t n = self->n_exports, out = 0;
     size_t before = n + self->n_known <= LK_MAX(n, (size_t)IPC_EXPORTS_MAX) ? self->n_known : 0;
@@ -124,10 +132,32 @@ static void remember(ipc_exports_t *self)
         i += order <= 0;
         k += order >= 0;
     }
-    free(self->known);
-    self->known = self->merged;
-    self->n_known = out;
-    self->merged = NULL;
+    self->n_merged = out;
+}
+
+void ipc_exports_prepare(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
+{
+    CHECK(self->under_way && !self->prepared);
+    sort(self, handles, n_passed);
+    find_counts(self);
+    merge(self);
+    for (size_t i = 0; i < self->n_releases && i < OPEN_FILES; i++) {
+        lk_error_t later = LK_ERROR_INIT; /* it is tried again */
+        (void)!ipc_counter_open(self->releases[i].name, &self->releases[i].counts, &later);
+    }
+    self->prepared = true;
+}
+
+static void take_off(ipc_release_t *release)
+{
+    lk_error_t gone = LK_ERROR_INIT; /* with its trainer: then nobody counts */
+    if (release->counts == NULL &&
+        ipc_counter_open(release->name, &release->counts, &gone) != LK_OK) {
+        return;
+    }
+    ipc_counter_release(release->counts, release->counters, release->n);
+    ipc_counter_close(release->counts);
+    release->counts = NULL;
 }
 
 void ipc_exports_end(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
@@ -135,11 +165,16 @@ void ipc_exports_end(ipc_exports_t *self, const ipc_handles_t *handles, size_t n
     if (!self->under_way) {
         return;
     }
-    if (!self->sorted) {
-        ipc_exports_sort(self, handles, n_passed);
+    if (!self->prepared) {
+        ipc_exports_prepare(self, handles, n_passed);
     }
-    take_off(self);
-    remember(self);
+    for (size_t i = 0; i < self->n_releases; i++) {
+        take_off(&self->releases[i]);
+    }
+    free(self->known);
+    self->known = self->merged;
+    self->n_known = self->n_merged;
+    self->merged = NULL;
     free_room(self);
 }
 

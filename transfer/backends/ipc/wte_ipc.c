@@ -18,8 +18,14 @@ typedef enum {
     PHASE_CANCELED, /* aborted; the next test says so */
 } phase_t;
 
-#define BATCH_TENSORS 48u            /* a batch of tensors is copied when it has so many */
-#define BATCH_BYTES   (256ull << 20) /* or so many bytes */
+/* A batch of tensors is copied when it has so many, or so many bytes; the first is small, so that
+ * the device starts, and later ones are larger: between two launches it has less to do. */
+#define BATCH_TENSORS   48u
+#define BATCH_BYTES     (256ull << 20)
+#define BATCH_BYTES_MAX (2ull << 30)
+
+/* Of the text of handles that stay known for when they come again. */
+#define KEPT_TEXT_MAX (4u << 20)
 
 /* Where the time of an update goes, in ns. */
 typedef struct {
@@ -41,9 +47,11 @@ typedef struct {
     wte_update_t update;
     weight_sink_t sink;
     ipc_handles_t handles; /* of the update at hand */
+    json_t *handles_info;  /* what they were read of */
     size_t n_passed;       /* handles whose events have happened */
     size_t n_enqueued;     /* tensors */
     uint64_t packed_at;    /* of the next tensor in the packed buffer */
+    uint64_t batch_bytes;
     device_event_t *event; /* of handle n_passed, once it is open */
     uint64_t progress_ns, stage_ns;
     times_t times, last_times;
@@ -110,12 +118,36 @@ static void count_time(ipc_state_t *self, uint64_t *stage)
     self->stage_ns = now;
 }
 
+static void forget_checked(ipc_state_t *self)
+{
+    json_decref(self->checked_info);
+    self->checked_info = NULL;
+    ipc_handles_fini(&self->checked);
+}
+
+/* Trainers whose memory stays where it is send the same handles again and again: what was read of
+ * them stays for the next time, unless it is large. What they name is looked at anew each time. */
+static void keep_handles(ipc_state_t *self)
+{
+    const json_t *text = json_object_get(self->handles_info, "ipc_handles_pickled");
+    forget_checked(self);
+    if (json_string_length(text) <= KEPT_TEXT_MAX) {
+        self->checked = self->handles;
+        self->checked_info = self->handles_info;
+    } else {
+        ipc_handles_fini(&self->handles);
+        json_decref(self->handles_info);
+    }
+    self->handles = (ipc_handles_t){0};
+    self->handles_info = NULL;
+}
+
 /* Nothing of it runs any more. */
 static void end_update(ipc_state_t *self, phase_t next)
 {
     close_event(self);
     ipc_exports_end(&self->exports, &self->handles, self->n_passed);
-    ipc_handles_fini(&self->handles);
+    keep_handles(self);
     ipc_memory_close(&self->memory);
     self->progress.waiting_for[0] = '\0';
     self->phase = next;
@@ -131,13 +163,6 @@ static void drain(ipc_state_t *self)
     if (self->n_enqueued > 0) {
         (void)!device_wait(self->device, self->stream, &ignored);
     }
-}
-
-static void forget_checked(ipc_state_t *self)
-{
-    json_decref(self->checked_info);
-    self->checked_info = NULL;
-    ipc_handles_fini(&self->checked);
 }
 
 static void close_all(ipc_state_t *self)
@@ -211,8 +236,9 @@ static lk_status_t check_fields(const ipc_state_t *self, const wte_update_t *upd
     return ipc_handles_parse(update, self->device->uuid, out, err);
 }
 
-/* An update is checked up to twice before it is posted. Its handles are read once: what was checked
- * is kept, with a reference to its update_info, so that the address stands for it. */
+/* An update is checked up to twice before it is posted, and may come again. Its handles are read
+ * once: what was checked is kept, with a reference to its update_info, so that the address stands
+ * for it (the session has the same one for the same text). */
 static lk_status_t ipc_update_check(void *state, const wte_update_t *update, lk_error_t *err)
 {
     ipc_state_t *self = state;
@@ -257,21 +283,19 @@ static lk_status_t ipc_update_post(void *state, const wte_update_t *update,
     ipc_state_t *self = state;
     CHECK(sink->ops->device != NULL);
     LK_RETURN_IF_ERROR(ipc_update_check(self, update, err));
-    self->handles = self->checked;
-    self->checked = (ipc_handles_t){0};
-    forget_checked(self);
     self->stage_ns = lk_env_now_ns(self->ctx.env);
-    lk_status_t status = ipc_exports_begin(&self->exports, &self->handles, err);
-    if (status < 0) {
-        ipc_handles_fini(&self->handles);
-        return status;
-    }
+    LK_RETURN_IF_ERROR(ipc_exports_begin(&self->exports, &self->checked, err));
+    self->handles = self->checked;
+    self->handles_info = self->checked_info;
+    self->checked = (ipc_handles_t){0};
+    self->checked_info = NULL;
     self->update = *update;
     self->sink = *sink;
     self->n_passed = self->n_enqueued = 0;
     self->packed_at = 0;
+    self->batch_bytes = BATCH_BYTES;
     start_progress(self);
-    status = ipc_memory_open(&self->memory, self->device, &self->handles, err);
+    lk_status_t status = ipc_memory_open(&self->memory, self->device, &self->handles, err);
     if (status < 0) {
         end_update(self, PHASE_IDLE);
         return status;
@@ -314,9 +338,10 @@ static lk_status_t start_copies(ipc_state_t *self, lk_error_t *err)
             bytes += self->handles.exports[self->n_passed++].bytes;
         }
         if (!packed &&
-            (bytes >= BATCH_BYTES || self->n_passed - self->n_enqueued == BATCH_TENSORS)) {
+            (bytes >= self->batch_bytes || self->n_passed - self->n_enqueued == BATCH_TENSORS)) {
             LK_RETURN_IF_ERROR(enqueue(self, self->n_passed, err));
             bytes = 0;
+            self->batch_bytes = LK_MIN(2 * self->batch_bytes, BATCH_BYTES_MAX);
         }
     }
     if (status < 0) {
@@ -348,7 +373,7 @@ static lk_status_t advance(ipc_state_t *self, lk_error_t *err)
         snprintf(self->progress.waiting_for, sizeof self->progress.waiting_for, "%s",
                  self->device->text);
         self->phase = PHASE_COPYING;
-        ipc_exports_sort(&self->exports, &self->handles, self->n_passed); /* the device is busy */
+        ipc_exports_prepare(&self->exports, &self->handles, self->n_passed); /* it is busy */
         self->progress_ns = lk_env_now_ns(self->ctx.env);
         count_time(self, &self->times.events);
     }
