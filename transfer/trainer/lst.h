@@ -2,6 +2,7 @@
 #ifndef LK_TRANSFER_TRAINER_LST_H
 #define LK_TRANSFER_TRAINER_LST_H
 
+#include "base/buf.h"
 #include "transfer/backends/nccl/nccl_comm.h"
 #include "transfer/backends/shm/shm_ring.h"
 #include "transfer/backends/transfer_sender.h"
@@ -18,6 +19,7 @@ struct lst {
     lk_error_t err;
     char *reply_text;     /* of lst_call and lst_update_reply */
     json_t *update_reply; /* to the last update_weights; NULL: none */
+    lk_buf_t object_text; /* of the last arguments that were seen to be a JSON object */
 
     int listener;    /* -1: none */
     shm_ring_t ring; /* map NULL: tcp */
