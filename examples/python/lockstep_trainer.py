@@ -185,7 +185,9 @@ class Trainer:
         self.packed = bool(options.get("packed", False))
         self.buffer_size = int(options.get("packed_buffer_size_bytes") or DEFAULT_BUFFER)
         self._buffer = self._exported = None
-        self._exports = {}  # by name: (what of the tensor it holds for, its arguments)
+        self._exports = {}  # by name: (what of the tensor it holds for, its storage, its arguments)
+        self._texts = {}  # by the first name of a chunk: (its names, their exports, the call's text)
+        self.last_reply = None  # to the last update_weights of ipc: what each rank says of it
         self._options = options
         self._broken = False  # a transfer failed: the ranks are to be met again
         given = _Options(endpoint.encode(), admin_key.encode() if admin_key else None, timeout_s,
@@ -251,9 +253,12 @@ class Trainer:
 
     def call(self, name, arguments=None):
         """Any call of the trainer socket; returns the answer's fields."""
+        return self.call_text(name, json.dumps(arguments).encode() if arguments is not None else None)
+
+    def call_text(self, name, text=None):
+        """The same, with the arguments as JSON text: bytes, or None for none."""
         reply = ctypes.c_char_p()
-        body = json.dumps(arguments).encode() if arguments is not None else None
-        self._check(self._lib.lst_call(self._handle, name.encode(), body, ctypes.byref(reply)))
+        self._check(self._lib.lst_call(self._handle, name.encode(), text, ctypes.byref(reply)))
         return json.loads(reply.value.decode())
 
     def pause(self, mode="abort", clear_cache=True):
@@ -351,13 +356,16 @@ class Trainer:
                                          _Update(packed, self.buffer_size)))
         self._broken = False
 
-    def _update_info(self, chunk, handles):
-        self._broken = True
-        self.call("update_weights", {"update_info": {
+    def _update_text(self, chunk, handles):
+        return json.dumps({"update_info": {
             "names": [name for name, _ in chunk],
             "dtype_names": [str(tensor.dtype).split(".")[-1] for _, tensor in chunk],
             "shapes": [list(tensor.shape) for _, tensor in chunk],
-            **handles}})
+            **handles}}).encode()
+
+    def _update(self, text):
+        self._broken = True
+        self.last_reply = self.call_text("update_weights", text)
         self._broken = False
 
     def _export_once(self, name, tensor):
@@ -372,20 +380,30 @@ class Trainer:
         known = self._exports.get(name)
         if known is None or known[0] != key or known[1].expired():
             known = self._exports[name] = (key, StorageWeakRef(storage), reduce_tensor(tensor)[1])
-        return {self.uuid: known[2]}
+        return known
+
+    def _export_text(self, chunk, exports):
+        """The call's text for a chunk; the last one, if nothing was exported anew: the ranks know it."""
+        names = [name for name, _ in chunk]
+        known = self._texts.get(names[0])
+        if known is None or known[0] != names or any(a is not b for a, b in zip(known[1], exports)):
+            handles = [{self.uuid: arguments} for _, _, arguments in exports]
+            known = self._texts[names[0]] = (names, exports, self._update_text(chunk, {
+                "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
+                "packed": False}))
+        return known[2]
 
     def _send_ipc(self, chunk):
         import torch
 
         kept = [(name, tensor.detach().contiguous()) for name, tensor in chunk]
-        handles = [self._export_once(name, tensor) for name, tensor in kept]
+        text = self._export_text(kept, [self._export_once(name, tensor) for name, tensor in kept])
         torch.cuda.current_stream(self.device).synchronize()
         try:
-            self._update_info(kept, {
-                "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode(),
-                "packed": False})
+            self._update(text)
         except LockstepError:
             self._exports.clear()
+            self._texts.clear()
             raise
 
     def _send_ipc_packed(self, iterator):
@@ -409,8 +427,8 @@ class Trainer:
                 self._buffer[at:at + size].copy_(raw)
                 at += size
             torch.cuda.current_stream(self.device).synchronize()
-            self._update_info(chunk, {"ipc_handles_pickled": self._exported, "tensor_sizes": sizes,
-                                      "packed": True})
+            self._update(self._update_text(chunk, {
+                "ipc_handles_pickled": self._exported, "tensor_sizes": sizes, "packed": True}))
             n += len(chunk)
         return n
 
