@@ -8,6 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of a body that stays known: smaller ones are read at once, larger ones take much memory. */
+#define KNOWN_BODY_MIN (16u << 10)
+#define KNOWN_BODY_MAX (512u << 10)
+
 static const api_route_t routes[] = {
 #define ROUTE(method, path, call, handler, key, body, limit)                                       \
     {#method, path, call, api_handle_##handler, API_KEY_##key, API_BODY_##body, limit},
@@ -31,6 +35,7 @@ lk_status_t api_init(api_t *self, const lk_config_t *config, const lk_env_t *env
     if (self->cache == NULL) {
         return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory");
     }
+    lk_buf_init(&self->known_text, KNOWN_BODY_MAX);
     return LK_OK;
 }
 
@@ -40,6 +45,9 @@ void api_fini(api_t *self)
         completion_discard(self->completions);
     }
     reply_cache_destroy(&self->cache);
+    lk_buf_fini(&self->known_text);
+    json_decref(self->known_body);
+    self->known_body = NULL;
 }
 
 void api_tick(api_t *self)
@@ -126,8 +134,28 @@ static bool refuse_json(api_call_t *call, const json_error_t *error)
     return false;
 }
 
+/* Nobody changes a body that was read of a text, so calls may share it. */
+static json_t *read_text(api_t *self, const api_call_t *call, json_error_t *error)
+{
+    lk_buf_t *known = &self->known_text;
+    bool keeps = call->route->call[0] != '\0' && call->raw_len >= KNOWN_BODY_MIN &&
+                 call->raw_len <= KNOWN_BODY_MAX;
+    if (keeps && self->known_body != NULL && known->len == call->raw_len &&
+        memcmp(known->data, call->raw_body, known->len) == 0) {
+        return json_incref(self->known_body);
+    }
+    json_t *body = json_text_read(call->raw_body, call->raw_len, JSON_DECODE_ANY, error);
+    if (keeps && body != NULL) {
+        json_decref(self->known_body);
+        lk_buf_clear(known);
+        lk_buf_append(known, call->raw_body, call->raw_len);
+        self->known_body = known->failed ? NULL : json_incref(body);
+    }
+    return body;
+}
+
 /* False: the call was answered. */
-static bool parse_body(api_call_t *call)
+static bool parse_body(api_t *self, api_call_t *call)
 {
     api_body_kind_t kind = call->route->body;
     if (call->raw_body != NULL && kind != API_BODY_NONE) {
@@ -152,7 +180,7 @@ static bool parse_body(api_call_t *call)
         }
         if (blank < call->raw_len) {
             json_error_t error;
-            call->body = json_text_read(call->raw_body, call->raw_len, JSON_DECODE_ANY, &error);
+            call->body = read_text(self, call, &error);
             if (call->body == NULL) {
                 return refuse_json(call, &error);
             }
@@ -220,7 +248,7 @@ void api_dispatch(api_t *self, api_call_t *call)
     }
     size_t bytes = call->raw_body != NULL ? call->raw_len : 0;
     api_long_work(self, bytes, true);
-    if (parse_body(call) && first_of_its_key(self, call)) {
+    if (parse_body(self, call) && first_of_its_key(self, call)) {
         call->route->handler(self, call);
     }
     api_long_work(self, bytes, false);

@@ -45,6 +45,10 @@ struct api {
     void (*on_long_work)(void *ctx, bool begins);
     void *on_long_work_ctx;
     reply_cache_t *cache;
+    /* the last large body of a call to the ranks, and what was read of it: trainers send the same
+     * handles again and again */
+    lk_buf_t known_text;
+    json_t *known_body;
     struct completion *completions; /* live ones */
     size_t n_completions;
     size_t held_logprobs; /* of their replies, at 8 bytes; or what is reserved for them */

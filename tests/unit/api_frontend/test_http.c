@@ -241,6 +241,35 @@ START_TEST(test_pause_and_resume)
 }
 END_TEST
 
+/* A large body that comes again is known; one that differs from it in a byte is another. */
+START_TEST(test_the_same_large_body)
+{
+    enum { N = 100000, AT = 300 }; /* the cluster keeps the first 511 bytes */
+    char *body = malloc(N + 1);
+    memset(body, 'A', N);
+    static const char head[] = "{\"update_info\":{\"x\":\"", tail[] = "\"}}";
+    memcpy(body, head, sizeof head - 1);
+    strcpy(body + N - (sizeof tail - 1), tail);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(ask("POST", "/update_weights", body), 200);
+        ck_assert_int_eq(strncmp(c.last_spec, body, sizeof c.last_spec - 1), 0);
+        ck_assert_int_eq(ask("POST", "/update_weights", body), 200);
+        ck_assert_int_eq(strncmp(c.last_spec, body, sizeof c.last_spec - 1), 0);
+        body[AT] = 'B';
+        ck_assert_int_eq(ask("POST", "/update_weights", body), 200);
+        ck_assert_int_eq(strncmp(c.last_spec, body, sizeof c.last_spec - 1), 0);
+        body[AT] = '\n';
+        ck_assert_int_eq(ask("POST", "/update_weights", body), 400);
+        body[AT] = 'A';
+        body[2] = 'o'; /* "opdate_info" */
+        ck_assert_int_eq(ask("POST", "/update_weights", body), 400);
+        body[2] = 'u';
+    }
+    ck_assert_int_eq(ask("POST", "/init_weight_transfer_engine", body), 400); /* no init_info */
+    free(body);
+}
+END_TEST
+
 START_TEST(test_weight_calls)
 {
     ck_assert_int_eq(ask("POST", "/init_weight_transfer_engine", "{\"init_info\":{\"x\":1}}"), 200);
@@ -1013,6 +1042,7 @@ Suite *test_suite(void)
     TCase *tc = group(suite, "open", setup);
     tcase_add_test(tc, test_information);
     tcase_add_test(tc, test_pause_and_resume);
+    tcase_add_test(tc, test_the_same_large_body);
     tcase_add_test(tc, test_weight_calls);
     tcase_add_test(tc, test_paths_and_methods);
     tcase_add_test(tc, test_idempotency);
