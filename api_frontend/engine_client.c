@@ -324,7 +324,7 @@ static void on_loss(engine_client_t *self, uint32_t rank)
 {
     LK_WARN("messages between this front end and engine %u are lost; a connection broke", rank);
     char text[96];
-    snprintf(text, sizeof text, "the connection to engine %u broke; try again", rank);
+    lk_text(text, sizeof text, "the connection to engine %u broke; try again", rank);
     if (self->ranks[rank].head != NULL) {
         msg_t msg = {.type = MSG_ABORT};
         msg.abort.client = self->config.client;                        /* all of them */
@@ -405,8 +405,8 @@ static void follow_epoch(engine_client_t *self, uint64_t epoch, const char *why)
         self); /* a later life of it may not know, and all who were there may be dead soon */
     if (!first) {
         char text[512];
-        snprintf(text, sizeof text, "the group of engines is being formed anew%s%s%s; try again",
-                 why[0] != '\0' ? " (" : "", why, why[0] != '\0' ? ")" : "");
+        lk_text(text, sizeof text, "the group of engines is being formed anew%s%s%s; try again",
+                why[0] != '\0' ? " (" : "", why, why[0] != '\0' ? ")" : "");
         close_group(self, text);
     }
     cmd_stream_set_group_epoch(self->stream, epoch);
@@ -420,9 +420,9 @@ static void set_dead(engine_client_t *self, uint32_t rank, const char *why)
     char text[512];
     bool named = strncmp(why, "engine ", 7) == 0;
     if (named) {
-        snprintf(text, sizeof text, "%s", why);
+        lk_text(text, sizeof text, "%s", why);
     } else {
-        snprintf(text, sizeof text, "engine %u: %s", rank, why[0] != '\0' ? why : "died");
+        lk_text(text, sizeof text, "engine %u: %s", rank, why[0] != '\0' ? why : "died");
     }
     self->ranks[rank].dead = strdup(text);
     CHECKF(self->ranks[rank].dead != NULL, "out of memory");
@@ -451,7 +451,7 @@ static void set_removed(engine_client_t *self, uint32_t rank, const char *why)
         return;
     }
     char text[512];
-    snprintf(text, sizeof text, "engine %u was removed: %s", rank, why);
+    lk_text(text, sizeof text, "engine %u was removed: %s", rank, why);
     LK_WARN("%s", text);
     set_dead(self, rank, text); /* if it was not */
     set_alive(self, rank);      /* among the dead it does not count */
@@ -483,7 +483,7 @@ static void on_here(engine_client_t *self, const msg_engine_here_t *here)
     follow_epoch(self, here->group_epoch, msg_cstr(here->why));
     if (replaced) {
         char text[64];
-        snprintf(text, sizeof text, "engine %u has ended and was started again", r);
+        lk_text(text, sizeof text, "engine %u has ended and was started again", r);
         utility_calls_on_dead(self->utilities, r, text);
         fail_requests(self, r, text);
     }
@@ -510,13 +510,13 @@ static void on_left(engine_client_t *self, const msg_left_t *left)
                 self->ranks[left->lost].removed == NULL &&
                 self->ranks[left->lost].left_epoch < left->group_epoch;
     if (lost) {
-        snprintf(text, sizeof text, "engine %u is lost (%s); the group is formed anew, try again",
-                 (unsigned)left->lost, msg_cstr(left->why));
+        lk_text(text, sizeof text, "engine %u is lost (%s); the group is formed anew, try again",
+                (unsigned)left->lost, msg_cstr(left->why));
         set_dead(self, (uint32_t)left->lost, text);
     } else {
-        snprintf(text, sizeof text,
-                 "engine %llu left the group (%s), which is formed anew; try again",
-                 (unsigned long long)left->rank, msg_cstr(left->why));
+        lk_text(text, sizeof text,
+                "engine %llu left the group (%s), which is formed anew; try again",
+                (unsigned long long)left->rank, msg_cstr(left->why));
         close_group(self, text);
     }
 }
@@ -609,8 +609,8 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     }
     if (served && !info->serving) {
         char text[512];
-        snprintf(text, sizeof text, "%s; the group is formed anew, try again",
-                 stats->why.len > 0 ? msg_cstr(stats->why) : "an engine is lost");
+        lk_text(text, sizeof text, "%s; the group is formed anew, try again",
+                stats->why.len > 0 ? msg_cstr(stats->why) : "an engine is lost");
         close_group(self, text);
     }
     avoid_closed_ranks(self, stats);

@@ -346,7 +346,7 @@ static bool dir_load_failed(dir_load_t *self, const engine_result_t *result)
 {
     if (result->status < 0) {
         self->status = result->status;
-        snprintf(self->text, sizeof self->text, "%s", result->text);
+        lk_text(self->text, sizeof self->text, "%s", result->text);
         dir_load_send(self, UPDATE_VERB_ABORT, json_object(), on_dir_aborted);
     }
     return result->status < 0;
@@ -373,7 +373,7 @@ static void on_dir_started(void *ctx, const engine_result_t *result)
     dir_load_t *self = ctx;
     if (result->status < 0) { /* somebody else's session is open: it is not ours to close */
         self->status = result->status;
-        snprintf(self->text, sizeof self->text, "%s", result->text);
+        lk_text(self->text, sizeof self->text, "%s", result->text);
         dir_load_answer(self, result);
         return;
     }
@@ -387,7 +387,7 @@ static void on_dir_ready(void *ctx, const engine_result_t *result)
     dir_load_t *self = ctx;
     if (result->status < 0) {
         self->status = result->status;
-        snprintf(self->text, sizeof self->text, "%s", result->text);
+        lk_text(self->text, sizeof self->text, "%s", result->text);
         dir_load_answer(self, result);
         return;
     }

@@ -113,8 +113,8 @@ static void finish(utility_calls_t *self, call_t *call)
                               s->body != NULL ? s->body : ""};
         if (s->status < 0 && result.status == LK_OK) {
             result.status = s->status;
-            snprintf(text, sizeof text, "rank %u: %s", r,
-                     s->text != NULL ? s->text : lk_status_name(s->status));
+            lk_text(text, sizeof text, "rank %u: %s", r,
+                    s->text != NULL ? s->text : lk_status_name(s->status));
             result.text = text;
         }
     }

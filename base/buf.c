@@ -155,6 +155,16 @@ bool lk_utf8_valid(const char *text, size_t len)
     return true;
 }
 
+void lk_utf8_clean(char *text, size_t len)
+{
+    unsigned char *p = (unsigned char *)text;
+    for (size_t i = 0; i < len;) {
+        size_t n = p[i] != '\0' ? utf8_len(p + i, len - i) : 0;
+        p[i] = n > 0 ? p[i] : '?';
+        i += n > 0 ? n : 1;
+    }
+}
+
 void lk_buf_json_str(lk_buf_t *buf, const char *text, size_t len)
 {
     const unsigned char *p = (const unsigned char *)text;

@@ -29,6 +29,8 @@ void lk_buf_printf(lk_buf_t *buf, const char *fmt, ...) __attribute__((format(pr
 void lk_buf_json_str(lk_buf_t *buf, const char *text, size_t len);
 /* True if all of text is UTF-8 (no overlong forms, no surrogates). A NUL inside is valid. */
 bool lk_utf8_valid(const char *text, size_t len);
+/* Replaces each byte that is of no UTF-8 sequence, and each NUL, by '?'. */
+void lk_utf8_clean(char *text, size_t len);
 /* How many of the first bytes stand for themselves in a JSON string: printable ASCII but quote and
  * backslash. */
 size_t lk_json_plain(const char *text, size_t len);

@@ -63,6 +63,17 @@ static void trim_utf8(char *text)
     }
 }
 
+void lk_text(char *out, size_t room, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(out, room, fmt, ap);
+    va_end(ap);
+    if (n >= 0 && (size_t)n >= room && room > 0) {
+        trim_utf8(out);
+    }
+}
+
 lk_status_t lk_error_set(lk_error_t *err, lk_status_t status, const char *fmt, ...)
 {
     if (err != NULL) {

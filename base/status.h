@@ -55,6 +55,10 @@ const char *lk_status_name(lk_status_t status);
 bool lk_status_is_valid(int64_t value);
 int lk_status_http(lk_status_t status);
 
+/* snprintf, but what does not fit is cut between two characters, not inside of one: a text that was
+ * UTF-8 still is. For everything that may get into a reply or a message. */
+void lk_text(char *out, size_t room, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+
 /* Writes status and text into *err (which may be NULL) and returns status. Cuts long texts. */
 lk_status_t lk_error_set(lk_error_t *err, lk_status_t status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -396,8 +396,8 @@ static void publish(coordinator_t *self, uint64_t now_ns)
         for (size_t i = 0; i < n; i++) {
             const member_t *m = engine_registry_at(self->registry, i);
             if (m->dead) {
-                snprintf(texts[n_dead], sizeof texts[0], "%s %u: %s", member_role_name(m->role),
-                         m->rank, m->expelled_why);
+                lk_text(texts[n_dead], sizeof texts[0], "%s %u: %s", member_role_name(m->role),
+                        m->rank, m->expelled_why);
                 dead[n_dead].text = msg_str(texts[n_dead]);
                 n_dead++;
             }

@@ -111,7 +111,7 @@ lk_status_t engine_registry_check_hello(engine_registry_t *self, const msg_t *ms
 void member_expel(member_t *m, const char *why)
 {
     m->expelled = m->generation;
-    snprintf(m->expelled_why, sizeof m->expelled_why, "%s", why);
+    lk_text(m->expelled_why, sizeof m->expelled_why, "%s", why);
     m->state = MEMBER_NEW;
 }
 

@@ -84,7 +84,7 @@ static void break_epoch(membership_t *self, int64_t lost, const char *why, uint6
     bool lasted = self->state == MEMBERSHIP_SERVING && now_ns - self->serving_since_ns >= LASTED_NS;
     self->breaks = lost >= 0 || lasted ? 0 : self->breaks + 1;
     self->state = MEMBERSHIP_GATHERING;
-    snprintf(self->cause, sizeof self->cause, "%s", why);
+    lk_text(self->cause, sizeof self->cause, "%s", why);
     LK_WARN("group epoch %llu is over: %s", (unsigned long long)self->epoch, why);
     member_t *m;
     for (m = next_engine(self, 0); m != NULL; m = next_engine(self, m->rank + 1)) {
@@ -257,7 +257,7 @@ static void on_engine(membership_t *self, member_t *m, const msg_t *msg, uint64_
         snprintf(why, sizeof why, "engine %u has ended and was started again", m->rank);
         member_expel(m, why);
     } else {
-        snprintf(why, sizeof why, "engine %u left: %s", m->rank, msg_cstr(h->why));
+        lk_text(why, sizeof why, "engine %u left: %s", m->rank, msg_cstr(h->why));
     }
     if (self->epoch > 0 && (was_in || h->left_epoch == self->epoch)) {
         break_epoch(self, new_life ? (int64_t)m->rank : -1, why, now_ns);
@@ -320,12 +320,12 @@ bool membership_remove(membership_t *self, uint64_t rank, const char *why, uint6
     if (m == NULL || (!m->removed && engine_registry_engines(self->registry) == 1)) {
         return false;
     }
-    snprintf(m->removed_why, sizeof m->removed_why, "%s", why);
+    lk_text(m->removed_why, sizeof m->removed_why, "%s", why);
     if (m->removed) {
         return true;
     }
     char text[LK_ERROR_TEXT_MAX];
-    snprintf(text, sizeof text, "engine %u was removed: %s", m->rank, why);
+    lk_text(text, sizeof text, "engine %u was removed: %s", m->rank, why);
     LK_WARN("%s", text);
     bool in_epoch = is_in_epoch(m), alone = m->member_of != 0 && !in_epoch;
     member_expel(m, text);
@@ -335,7 +335,7 @@ bool membership_remove(membership_t *self, uint64_t rank, const char *why, uint6
         break_epoch(self, m->rank, text, now_ns);
     } else if (alone && self->state == MEMBERSHIP_GATHERING) {
         dissolve_found(self); /* the others of that group may not know yet that it is over */
-        snprintf(self->cause, sizeof self->cause, "%s", text);
+        lk_text(self->cause, sizeof self->cause, "%s", text);
     }
     try_form(self);
     return true;
@@ -423,7 +423,7 @@ static bool expire(membership_t *self, member_t *m, uint64_t now_ns, uint64_t li
     m->dead = true;
     if (in_epoch) {
         char text[LK_ERROR_TEXT_MAX];
-        snprintf(text, sizeof text, "engine %u: %s", m->rank, why);
+        lk_text(text, sizeof text, "engine %u: %s", m->rank, why);
         break_epoch(self, m->rank, text, now_ns);
     } else if (m->member_of != 0 && self->state == MEMBERSHIP_GATHERING) {
         /* It may wake up in the group that it said it is in, and would never say HELLO again. */

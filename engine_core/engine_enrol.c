@@ -285,7 +285,7 @@ static void on_init(engine_app_t *app, msg_t *msg)
     lk_error_t err = LK_ERROR_INIT;
     if (msg->init.error.len > 0) {
         char why[LK_ERROR_TEXT_MAX];
-        snprintf(why, sizeof why, "the coordinator refuses: %s", msg_cstr(msg->init.error));
+        lk_text(why, sizeof why, "the coordinator refuses: %s", msg_cstr(msg->init.error));
         msg_fini(msg);
         carry_out(app, enrol_on(&app->enrol, ENROL_ON_REFUSED, now_ns(app)), -1, why);
         return;
@@ -355,7 +355,7 @@ static bool take_handshake(engine_app_t *app)
 static void lose(engine_app_t *app, int64_t lost, const char *why)
 {
     char text[LK_ERROR_TEXT_MAX];
-    snprintf(text, sizeof text, "%s", why); /* may be the core's, which is about to change it */
+    lk_text(text, sizeof text, "%s", why); /* may be the core's, which is about to change it */
     carry_out(app, enrol_on(&app->enrol, ENROL_ON_LOST, now_ns(app)), lost, text);
 }
 

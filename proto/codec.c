@@ -75,16 +75,21 @@ static lk_status_t encode_field(wire_writer_t *w, const field_t *field, const vo
     case FIELD_BOOL:
         wire_put_bool(w, *(const bool *)at);
         return LK_OK;
-    case FIELD_STR: {
+    case FIELD_STR:
+    case FIELD_TEXT: {
         const msg_str_t *s = at;
         if (s->len > MSG_MAX_STR) {
             return over_limit(field, s->len, MSG_MAX_STR, "bytes", err);
         }
-        if (!valid_str(s->ptr, s->len)) {
+        bool valid = valid_str(s->ptr, s->len);
+        if (!valid && field->kind == FIELD_STR) {
             return lk_error_set(err, LK_ERR_INVALID, "%s: not valid UTF-8, or a NUL inside",
                                 field->name);
         }
         wire_put_str(w, s->ptr, s->len);
+        if (!valid && !w->buf->failed) {
+            lk_utf8_clean((char *)w->buf->data + w->buf->len - s->len, s->len);
+        }
         return LK_OK;
     }
     case FIELD_BIN: {
@@ -285,6 +290,7 @@ static lk_status_t decode_field(const field_t *field, const wire_value_t *value,
     case FIELD_BOOL:
         return wire_bool(value, at) ? LK_OK : wrong_kind(field, "a bool", value, err);
     case FIELD_STR:
+    case FIELD_TEXT:
         return decode_str(field, value, at, arena, err);
     case FIELD_BIN:
         return decode_bin(field, value, at, arena, err);

@@ -27,6 +27,7 @@
 #define F64(f)                    FIELD(f, FIELD_F64, NULL)
 #define BOOL(f)                   FIELD(f, FIELD_BOOL, NULL)
 #define STR(f)                    FIELD(f, FIELD_STR, NULL)
+#define TEXT(f)                   FIELD(f, FIELD_TEXT, NULL)
 #define BIN(f)                    FIELD(f, FIELD_BIN, NULL)
 #define REC(f, r)                 FIELD(f, FIELD_REC, record_##r)
 #define LIST(f, r)                FIELD(f, FIELD_LIST, record_##r)
@@ -40,6 +41,7 @@
 #undef F64
 #undef BOOL
 #undef STR
+#undef TEXT
 #undef BIN
 #undef REC
 #undef LIST
@@ -53,6 +55,7 @@
 #define F64          IGNORED
 #define BOOL         IGNORED
 #define STR          IGNORED
+#define TEXT         IGNORED
 #define BIN          IGNORED
 #define REC          IGNORED
 #define LIST         IGNORED

@@ -13,6 +13,7 @@ typedef enum {
     FIELD_F64,
     FIELD_BOOL,
     FIELD_STR,
+    FIELD_TEXT,
     FIELD_BIN,
     FIELD_REC,
     FIELD_LIST,

@@ -57,6 +57,7 @@ typedef enum {
 #define F64(f)    double f;
 #define BOOL(f)   bool f;
 #define STR(f)    msg_str_t f;
+#define TEXT(f)   msg_str_t f;
 #define BIN(f)    msg_bin_t f;
 #define REC(f, r) msg_##r##_t f;
 #define LIST(f, r)                                                                                 \
@@ -82,6 +83,7 @@ typedef enum {
 #undef F64
 #undef BOOL
 #undef STR
+#undef TEXT
 #undef BIN
 #undef REC
 #undef LIST
@@ -92,6 +94,7 @@ typedef enum {
 #define F64  FIELD_IGNORED
 #define BOOL FIELD_IGNORED
 #define STR  FIELD_IGNORED
+#define TEXT FIELD_IGNORED
 #define BIN  FIELD_IGNORED
 #define REC  FIELD_IGNORED
 #define LIST FIELD_IGNORED
@@ -125,6 +128,7 @@ typedef struct {
 #undef F64
 #undef BOOL
 #undef STR
+#undef TEXT
 #undef BIN
 #undef REC
 #undef LIST

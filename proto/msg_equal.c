@@ -24,7 +24,8 @@ static bool record_equal(const record_t *record, const uint8_t *a, const uint8_t
         case FIELD_BOOL:
             equal = *(const bool *)x == *(const bool *)y;
             break;
-        case FIELD_STR: {
+        case FIELD_STR:
+        case FIELD_TEXT: {
             const msg_str_t *s = x, *t = y;
             equal = bytes_equal(s->ptr, s->len, t->ptr, t->len);
             break;

@@ -109,6 +109,7 @@ static void rand_record(lk_prng_t *prng, const record_t *record, uint8_t *base, 
             *(bool *)at = lk_prng_below(prng, 2) == 1;
             break;
         case FIELD_STR:
+        case FIELD_TEXT:
             *(msg_str_t *)at = rand_str(prng, arena);
             break;
         case FIELD_BIN:

@@ -126,7 +126,7 @@ static void describe_end(const children_t *self, const child_t *child, char *out
     if (child->killed) {
         snprintf(out, room, "silent for %.1f s, and killed for it", self->config->dead_after_s);
     } else if (child->spawn.last[0] != '\0') {
-        snprintf(out, room, "%s (%s)", how, child->spawn.last);
+        lk_text(out, room, "%s (%s)", how, child->spawn.last);
     } else {
         snprintf(out, room, "%s", how);
     }
@@ -191,7 +191,7 @@ static void pin_removed(children_t *self, child_t *coordinator)
 static void remove_engine(children_t *self, child_t *child, const char *why)
 {
     child->removed = true;
-    snprintf(child->removed_why, sizeof child->removed_why, "%s", why);
+    lk_text(child->removed_why, sizeof child->removed_why, "%s", why);
     LK_ERROR("%s is removed: %s; %llu ranks go on", child->spawn.name, why,
              (unsigned long long)engines_left(self));
     for (size_t i = 0; i < self->n; i++) {

@@ -62,7 +62,7 @@ void group_leave(group_t *self, bool clean, const char *why)
     }
     bool was_dirty = self->weights.gates & GATE_DIRTY, was_member = self->phase == GROUP_MEMBER;
     self->phase = GROUP_OUTSIDE;
-    snprintf(self->left_why, sizeof self->left_why, "%s", why);
+    lk_text(self->left_why, sizeof self->left_why, "%s", why);
     leave_session(self, was_member, clean, why);
     forget_commands(self);
     pause_leave(&self->pause);

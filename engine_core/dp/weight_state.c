@@ -59,7 +59,7 @@ lk_status_t weight_state_admit(const weight_state_t *self, update_verb_t verb, l
 void weight_state_mark_dirty(weight_state_t *self, const char *why)
 {
     self->gates |= GATE_DIRTY;
-    snprintf(self->dirty_why, sizeof self->dirty_why, "%s", why);
+    lk_text(self->dirty_why, sizeof self->dirty_why, "%s", why);
 }
 
 /* A session did not commit; with shadow swap it wrote nothing that is in use. */

@@ -23,6 +23,22 @@ START_TEST(error_text_is_cut_and_prefixed)
 }
 END_TEST
 
+START_TEST(a_text_is_cut_between_characters)
+{
+    char out[8];
+    lk_text(out, sizeof out, "%s", "abcdefg");
+    ck_assert_str_eq(out, "abcdefg");
+    lk_text(out, sizeof out, "%s", "abcdefgh");
+    ck_assert_str_eq(out, "abcdefg");
+    lk_text(out, sizeof out, "%s", "abcd\xe6\xa8\xa1"); /* fits */
+    ck_assert_str_eq(out, "abcd\xe6\xa8\xa1");
+    lk_text(out, sizeof out, "%s", "abcde\xe6\xa8\xa1");
+    ck_assert_str_eq(out, "abcde");
+    lk_text(out, sizeof out, "%s", "abcd\xf0\x9f\x98\x80");
+    ck_assert_str_eq(out, "abcd");
+}
+END_TEST
+
 START_TEST(status_table_is_consistent)
 {
     ck_assert_str_eq(lk_status_name(LK_ERR_STATE), "ERR_STATE");
@@ -146,6 +162,7 @@ Suite *test_suite(void)
     Suite *s = suite_create("base");
     TCase *tc = tcase_create("base");
     tcase_add_test(tc, error_text_is_cut_and_prefixed);
+    tcase_add_test(tc, a_text_is_cut_between_characters);
     tcase_add_test(tc, status_table_is_consistent);
     tcase_add_test(tc, buffer_keeps_its_limit);
     tcase_add_test(tc, json_string_escapes_and_repairs);

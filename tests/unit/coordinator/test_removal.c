@@ -1,4 +1,5 @@
 /* Ranks that the launcher removes: the coordinator of three engines and one front end. */
+#include "base/buf.h"
 #include "base/check.h"
 #include "coordinator/coordinator.h"
 #include "tests/lib/test_main.h"
@@ -383,6 +384,28 @@ START_TEST(an_engine_that_can_not_start_again_does_not_end_the_cluster)
 }
 END_TEST
 
+/* The launcher's reason is longer than what is kept of it: it is cut between two characters. */
+START_TEST(a_long_reason_stays_utf8)
+{
+    for (int shift = 0; shift < 3; shift++) {
+        world_t w;
+        lk_error_t err = LK_ERROR_INIT;
+        char line[LK_ERROR_TEXT_MAX];
+        start_cluster(&w);
+        size_t n = (size_t)snprintf(line, sizeof line, "removed 1 %.*s", shift, "aa");
+        for (size_t i = 0; i < 100; i++) {
+            n += (size_t)snprintf(line + n, sizeof line - n, "\u6a21");
+        }
+        ck_assert_int_eq(tell(&w, line, &err), LK_OK);
+        step(&w);
+        ck_assert(lk_utf8_valid(w.removed, strlen(w.removed)));
+        ck_assert(lk_utf8_valid(w.why, strlen(w.why)));
+        ck_assert_uint_gt(strlen(w.removed), 150);
+        coordinator_destroy(&w.coordinator);
+    }
+}
+END_TEST
+
 Suite *test_suite(void)
 {
     Suite *s = suite_create("removal");
@@ -394,6 +417,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, a_group_with_a_removed_rank_is_not_adopted);
     tcase_add_test(tc, removed_while_gathering);
     tcase_add_test(tc, an_engine_that_can_not_start_again_does_not_end_the_cluster);
+    tcase_add_test(tc, a_long_reason_stays_utf8);
     suite_add_tcase(s, tc);
     return s;
 }

@@ -246,6 +246,7 @@ static void put_wrong(wire_writer_t *w, field_kind_t kind)
         wire_put_u64(w, UINT64_MAX);
         break;
     case FIELD_STR:
+    case FIELD_TEXT:
         wire_put_bin(w, "x", 1);
         break;
     case FIELD_BIN:
@@ -272,6 +273,7 @@ static void put_default(wire_writer_t *w, field_kind_t kind)
         wire_put_bool(w, false);
         break;
     case FIELD_STR:
+    case FIELD_TEXT:
         wire_put_str(w, "", 0);
         break;
     case FIELD_BIN:
@@ -365,6 +367,24 @@ START_TEST(test_encode_refuses)
 }
 END_TEST
 
+/* Why an engine is gone may name a file, whose name is bytes, or may have been cut. */
+START_TEST(test_texts_for_people_always_go)
+{
+    msg_removal_t gone = {2, {"caf\xe9 \xe6\xa8\xa1\xe5\x9e\0.\xe6\xa8", 14}};
+    msg_t msg = {.type = MSG_STATS}, got;
+    lk_error_t err = LK_ERROR_INIT;
+    msg.stats.removed.items = &gone;
+    msg.stats.removed.count = 1;
+    msg.stats.why = msg_str("\xc0\x80");
+    encode(&msg);
+    ck_assert_msg(decode(&got, &err) == LK_OK, "%s", err.text);
+    ck_assert_str_eq(msg_cstr(got.stats.why), "??");
+    ck_assert_str_eq(msg_cstr(got.stats.removed.items[0].why), "caf? \xe6\xa8\xa1???.??");
+    ck_assert_uint_eq(got.stats.removed.items[0].rank, 2);
+    msg_fini(&got);
+}
+END_TEST
+
 /* A time, not a verdict: shared machines differ. Shown in the TAP output. */
 START_TEST(test_speed_of_outputs)
 {
@@ -413,6 +433,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_wrong_kind_names_the_field);
     tcase_add_test(tc, test_bad_envelopes);
     tcase_add_test(tc, test_encode_refuses);
+    tcase_add_test(tc, test_texts_for_people_always_go);
     tcase_add_test(tc, test_speed_of_outputs);
     suite_add_tcase(suite, tc);
     return suite;
