@@ -114,6 +114,7 @@ void child_pin(child_t *child, const char *flag, const char *value)
         i += 2;
     }
     CHECKF(i + 1 < CHILDREN_MAX_OWN, "no room for %s", flag);
+    CHECKF(strlen(value) < sizeof child->own[0], "%s: %zu bytes", flag, strlen(value));
     snprintf(child->own[i], sizeof child->own[i], "%s", flag);
     snprintf(child->own[i + 1], sizeof child->own[i + 1], "%s", value);
 }
@@ -174,10 +175,12 @@ static void tell_removed(const child_t *coordinator, const child_t *engine)
 /* So that a life that begins knows of all; the lines that follow say why. */
 static void pin_removed(children_t *self, child_t *coordinator)
 {
-    char list[SPAWN_LINE_MAX] = "";
+    STATIC_ASSERT(CHILDREN_MAX <= 1000, "a rank and its comma take four bytes at most");
+    char list[CHILDREN_OWN_LEN] = "";
     size_t n = 0;
     for (size_t i = 0; i < self->n; i++) {
         if (self->items[i].removed) {
+            CHECK(n < sizeof list);
             n += (size_t)snprintf(list + n, sizeof list - n, "%s%llu", n > 0 ? "," : "",
                                   (unsigned long long)self->items[i].index);
         }

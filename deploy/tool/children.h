@@ -18,6 +18,7 @@
 #define CHILDREN_MAX      320
 #define CHILDREN_MAX_ARGV 512
 #define CHILDREN_MAX_OWN  8 /* arguments that one child has for itself */
+#define CHILDREN_OWN_LEN  (SPAWN_LINE_MAX + 4 * CHILDREN_MAX) /* address; --removed-ranks of all */
 
 typedef enum { CHILD_COORDINATOR, CHILD_ENGINE, CHILD_FRONTEND } child_kind_t;
 
@@ -30,8 +31,8 @@ typedef struct {
     bool killed;  /* by us: it was silent */
     bool removed; /* it has ended for good; the others go on */
     char removed_why[192];
-    bool greeted;                               /* its ready line was taken */
-    char own[CHILDREN_MAX_OWN][SPAWN_LINE_MAX]; /* flag, value, ...; "" ends them */
+    bool greeted;                                 /* its ready line was taken */
+    char own[CHILDREN_MAX_OWN][CHILDREN_OWN_LEN]; /* flag, value, ...; "" ends them */
 } child_t;
 
 typedef struct {
