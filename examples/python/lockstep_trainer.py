@@ -276,6 +276,15 @@ class Trainer:
             self.init()  # waits while the cluster forms its group anew
             self.pause(mode, clear_cache)
 
+    def _resume_whoever_is_left(self):
+        try:
+            self.resume()
+        except LockstepError as error:
+            if error.status != UNAVAILABLE:
+                raise
+            self.init()
+            self.resume()
+
     def _start_again(self):
         """start_weight_update, after init where the cluster has forgotten who met it: a rank that
         ends takes the connection of all along."""
@@ -323,9 +332,13 @@ class Trainer:
                 with contextlib.suppress(LockstepError):
                     self.abort_weight_update()
                 raise
-        finally:
+        except BaseException:
             if pause is not None:
-                self.resume()
+                with contextlib.suppress(LockstepError):  # the error that counts is the first one
+                    self._resume_whoever_is_left()
+            raise
+        if pause is not None:
+            self._resume_whoever_is_left()
 
     # tensors
 

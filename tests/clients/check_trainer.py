@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 import numpy
@@ -94,6 +95,15 @@ def engine_of(server, rank):
     raise AssertionError(f"no engine {rank}")
 
 
+def is_paused(url):
+    while True:  # until the group has formed anew
+        try:
+            with urllib.request.urlopen(url + "/is_paused", timeout=30) as reply:
+                return json.load(reply)["is_paused"]
+        except urllib.error.HTTPError as error:
+            assert error.code == 503, error
+
+
 def test_next_update_after_a_rank_is_gone(_url=None):
     """Whether it dies between two updates or in the middle of one, the next one just works."""
     with tempfile.TemporaryDirectory() as directory:
@@ -125,6 +135,8 @@ def test_next_update_after_a_rank_is_gone(_url=None):
                                     trainer.send_weights([(names[1], tensors[names[1]])])
                         except lockstep.LockstepError as error:
                             assert f"engine {lost}" in str(error) or f"rank {lost}" in str(error), error
+                            assert "resume" not in str(error), error
+                        assert not is_paused(url)
                     elif lost == 0:
                         os.kill(engine_of(server, lost), 9)
                         deadline = time.monotonic() + 20
