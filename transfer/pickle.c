@@ -246,15 +246,15 @@ static bool reserve(pickle_value_t *to, size_t n)
     return true;
 }
 
-/* Values as part of a container: bounded depth, and closed from now on. */
-static lk_status_t add_items(pickle_t *self, pickle_value_t *to, const pickle_value_t **items,
-                             size_t n, lk_error_t *err)
+/* n values of the stack as part of a container: bounded depth, and closed from now on. */
+static lk_status_t add_items(pickle_t *self, pickle_value_t *to, size_t first, size_t n,
+                             lk_error_t *err)
 {
     if (!reserve(to, n)) {
         return no_memory(err);
     }
     for (size_t i = 0; i < n; i++) {
-        const pickle_value_t *item = items[i];
+        const pickle_value_t *item = self->stack[first + i];
         if (item == to || item->depth + 1u > PICKLE_MAX_DEPTH) {
             return bad(self, err, "containers nested too deeply");
         }
@@ -284,7 +284,7 @@ static lk_status_t make_tuple(pickle_t *self, size_t n, lk_error_t *err)
     if (tuple == NULL) {
         return no_memory(err);
     }
-    LK_RETURN_IF_ERROR(add_items(self, tuple, self->stack + self->n_stack - n, n, err));
+    LK_RETURN_IF_ERROR(add_items(self, tuple, self->n_stack - n, n, err));
     self->n_stack -= n;
     return push(self, tuple, err);
 }
@@ -308,7 +308,7 @@ static lk_status_t fill(pickle_t *self, pickle_type_t type, size_t n, lk_error_t
             return bad(self, err, "a dict key that is no text");
         }
     }
-    LK_RETURN_IF_ERROR(add_items(self, to, self->stack + first, n, err));
+    LK_RETURN_IF_ERROR(add_items(self, to, first, n, err));
     self->n_stack = first;
     return LK_OK;
 }
@@ -407,7 +407,7 @@ static lk_status_t make_call(pickle_t *self, lk_error_t *err)
     if (call == NULL) {
         return no_memory(err);
     }
-    LK_RETURN_IF_ERROR(add_items(self, call, self->stack + self->n_stack - 2, 2, err));
+    LK_RETURN_IF_ERROR(add_items(self, call, self->n_stack - 2, 2, err));
     self->n_stack -= 2;
     return push(self, call, err);
 }
@@ -716,8 +716,9 @@ void pickle_unique_id_write(const uint8_t id[NCCL_ID_BYTES], uint8_t out[PICKLE_
     X(Tensor)                                                                                      \
     X(Size)                                                                                        \
     X(float32)                                                                                     \
-    X(float64) X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8) X(uint8) X(uint16)        \
-        X(uint32) X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn) X(float8_e5m2)     \
+    X(float64)                                                                                     \
+    X(float16) X(bfloat16) X(int64) X(int32) X(int16) X(int8) X(uint8) X(uint16) X(uint32)         \
+        X(uint64) X(bool) X(complex64) X(complex128) X(float8_e4m3fn) X(float8_e5m2)               \
             X(float8_e4m3fnuz) X(float8_e5m2fnuz) X(float8_e8m0fnu)
 
 const pickle_global_t pickle_globals_ipc[] = {
