@@ -4,6 +4,7 @@
 #include "tests/lib/test_main.h"
 #include "tests/unit/exec/model_fixture.h"
 #include "tests/unit/ipc/ipc_trainer.h"
+#include "transfer/backends/ipc/ipc_exports.h"
 #include "transfer/backends/ipc/wte_ipc.h"
 #include "transfer/device/device.h"
 #include "transfer/update_session.h"
@@ -335,6 +336,46 @@ START_TEST(many_memories_and_files_of_counts)
 }
 END_TEST
 
+/* What a new file needs room for is the oldest that the update leaves alone. */
+START_TEST(files_of_counts_are_bounded)
+{
+    enum { N = IPC_FILES_MAX + 1 };
+    ipc_exports_t exports = {0};
+    ipc_export_t items[N] = {0};
+    int64_t *counts_of[N];
+    for (size_t k = 0; k < N; k++) {
+        snprintf(items[k].counter_name, sizeof items[k].counter_name, "/torch_%ld_3_%zu",
+                 (long)getpid(), k);
+        items[k].counter = (uint32_t)(k * 100);
+        ipc_counts_create(items[k].counter_name);
+        counts_of[k] = ipc_counts_map(items[k].counter_name);
+        counts_of[k][items[k].counter] = 3;
+    }
+    ipc_handles_t most = {items, N - 1}, last = {items + N - 1, 1}, all = {items, N};
+    ipc_handles_t first = {items, 1};
+    ck_ok(ipc_exports_begin(&exports, &most, &err));
+    ipc_exports_end(&exports, &most, 1);
+    ck_assert_int_eq(ipc_exports_begin(&exports, &all, &err), LK_ERR_TOO_LARGE);
+    ck_assert_msg(strstr(err.text, "more than 64 files") != NULL, "%s", err.text);
+    ck_ok(ipc_exports_begin(&exports, &first, &err));
+    ck_assert(ipc_exports_passed(&exports, &first, 0));
+    ipc_exports_end(&exports, &first, 1);
+    ck_assert_int_eq(counts_of[0][0], 2); /* known */
+    ck_ok(ipc_exports_begin(&exports, &last, &err));
+    ck_assert(!ipc_exports_passed(&exports, &last, 0));
+    ipc_exports_end(&exports, &last, 0);
+    ck_ok(ipc_exports_begin(&exports, &first, &err)); /* was the oldest: forgotten */
+    ck_assert(!ipc_exports_passed(&exports, &first, 0));
+    ipc_exports_end(&exports, &first, 0);
+    for (size_t k = 0; k < N; k++) {
+        ck_assert_int_eq(counts_of[k][items[k].counter], k == 0 ? 1 : 2);
+        ipc_counts_unmap(counts_of[k]);
+        ipc_counts_unlink(items[k].counter_name);
+    }
+    ipc_exports_fini(&exports);
+}
+END_TEST
+
 /* One buffer, exported once, filled again and again: its count goes down by one. */
 START_TEST(packed_in_chunks)
 {
@@ -519,6 +560,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, per_tensor_many_times);
     tcase_add_test(tc, the_same_handles_are_read_once);
     tcase_add_test(tc, many_memories_and_files_of_counts);
+    tcase_add_test(tc, files_of_counts_are_bounded);
     tcase_add_test(tc, packed_in_chunks);
     tcase_add_test(tc, waits_for_the_trainers_event);
     tcase_add_loop_test(tc, an_event_that_never_comes, 0, 2);

@@ -68,13 +68,11 @@ void ipc_counter_close(ipc_counts_t *counts)
     }
 }
 
-void ipc_counter_release(ipc_counts_t *counts, const uint32_t *counters, size_t n)
+void ipc_counter_release(ipc_counts_t *counts, uint32_t place)
 {
-    for (size_t i = 0; i < n; i++) {
-        int64_t *count = counts + HEADER_BYTES / sizeof *counts + counters[i];
-        int64_t seen = __atomic_load_n(count, __ATOMIC_ACQUIRE);
-        while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen - 1, false,
-                                                        __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        }
+    int64_t *count = counts + HEADER_BYTES / sizeof *counts + place;
+    int64_t seen = __atomic_load_n(count, __ATOMIC_ACQUIRE);
+    while (seen > 0 && !__atomic_compare_exchange_n(count, &seen, seen - 1, false, __ATOMIC_ACQ_REL,
+                                                    __ATOMIC_ACQUIRE)) {
     }
 }

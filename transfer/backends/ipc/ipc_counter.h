@@ -17,7 +17,7 @@ LK_MUST_USE lk_status_t ipc_counter_open(const char *name, ipc_counts_t **out, l
 LK_MUST_USE lk_status_t ipc_counter_check(const char *name, lk_error_t *err);
 /* Accepts NULL. */
 void ipc_counter_close(ipc_counts_t *counts);
-/* Takes one off each of n counts (places below IPC_COUNTERS), unless it is 0 already. */
-void ipc_counter_release(ipc_counts_t *counts, const uint32_t *counters, size_t n);
+/* Takes one off the count at a place (below IPC_COUNTERS), unless it is 0 already. */
+void ipc_counter_release(ipc_counts_t *counts, uint32_t place);
 
 #endif

@@ -5,159 +5,143 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OPEN_FILES 16u /* at once; torch has one for 10000 exports */
+STATIC_ASSERT(IPC_FILES_MAX <= UINT8_MAX, "file_of has bytes");
 
-static int compare(const void *a, const void *b)
+static bool has(const uint64_t *bits, uint32_t place)
 {
-    const ipc_known_t *x = a, *y = b;
-    int names = strcmp(x->name, y->name);
-    return names != 0 ? names : x->counter < y->counter ? -1 : x->counter > y->counter;
+    return (bits[place / 64] >> place % 64 & 1) != 0;
 }
 
-static ipc_known_t known_of(const ipc_export_t *export)
+static void set(uint64_t *bits, uint32_t place)
 {
-    ipc_known_t known = {.counter = export->counter};
-    memcpy(known.name, export->counter_name, sizeof known.name);
-    return known;
+    bits[place / 64] |= 1ull << place % 64;
 }
 
-static void free_room(ipc_exports_t *self)
+/* ---- files ---- */
+
+/* Its number, or n_files. Most exports are in the file of the one before, at `hint`. */
+static size_t find_file(const ipc_exports_t *self, const char *name, size_t hint)
 {
-    for (size_t i = 0; i < self->n_releases; i++) {
-        ipc_counter_close(self->releases[i].counts);
+    if (hint < self->n_files && strcmp(self->files[hint]->name, name) == 0) {
+        return hint;
     }
-    free(self->exports);
-    free(self->merged);
-    free(self->counters);
-    free(self->releases);
-    self->exports = self->merged = NULL;
-    self->counters = NULL;
-    self->releases = NULL;
-    self->n_releases = 0;
-    self->under_way = self->prepared = false;
+    size_t i = 0;
+    while (i < self->n_files && strcmp(self->files[i]->name, name) != 0) {
+        i++;
+    }
+    return i;
 }
 
-static lk_status_t check_files(const ipc_handles_t *handles, lk_error_t *err)
+/* Forgets the oldest that the update at hand does not use; false if it uses all. */
+static bool make_room(ipc_exports_t *self)
 {
+    if (self->n_files < IPC_FILES_MAX) {
+        return true;
+    }
+    for (size_t i = 0; i < self->n_files; i++) {
+        if (!self->files[i]->used) {
+            free(self->files[i]);
+            self->n_files--;
+            memmove(&self->files[i], &self->files[i + 1],
+                    (self->n_files - i) * sizeof self->files[0]);
+            return true;
+        }
+    }
+    return false;
+}
+
+static lk_status_t add_file(ipc_exports_t *self, const char *name, lk_error_t *err)
+{
+    if (!make_room(self)) {
+        return lk_error_set(err, LK_ERR_TOO_LARGE,
+                            "Invalid update_info for ipc: the handles name more than %u files of "
+                            "reference counts",
+                            IPC_FILES_MAX);
+    }
+    LK_RETURN_IF_ERROR(ipc_counter_check(name, err));
+    ipc_file_t *file = calloc(1, sizeof *file);
+    if (file == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for exports");
+    }
+    memcpy(file->name, name, strlen(name) + 1);
+    file->used = true;
+    self->files[self->n_files++] = file;
+    return LK_OK;
+}
+
+/* Those that are known are marked and checked first: they are not forgotten for new ones. */
+static lk_status_t find_files(ipc_exports_t *self, const ipc_handles_t *handles, lk_error_t *err)
+{
+    size_t file = 0;
+    for (size_t i = 0; i < self->n_files; i++) {
+        self->files[i]->used = false;
+    }
     for (size_t i = 0; i < handles->n; i++) {
         const char *name = handles->exports[i].counter_name;
-        if (i == 0 || strcmp(name, handles->exports[i - 1].counter_name) != 0) {
+        file = find_file(self, name, file);
+        if (file < self->n_files && !self->files[file]->used) {
             LK_RETURN_IF_ERROR(ipc_counter_check(name, err));
+            self->files[file]->used = true;
+        }
+    }
+    for (size_t i = 0; i < handles->n; i++) {
+        const char *name = handles->exports[i].counter_name;
+        file = find_file(self, name, file);
+        if (file == self->n_files) {
+            LK_RETURN_IF_ERROR(add_file(self, name, err));
         }
     }
     return LK_OK;
 }
 
+/* ---- an update ---- */
+
 lk_status_t ipc_exports_begin(ipc_exports_t *self, const ipc_handles_t *handles, lk_error_t *err)
 {
     CHECK(!self->under_way);
-    LK_RETURN_IF_ERROR(check_files(handles, err));
-    size_t n = handles->n;
-    self->exports = calloc(n + 1, sizeof *self->exports);
-    self->merged = calloc(n + self->n_known + 1, sizeof *self->merged);
-    self->counters = calloc(n + 1, sizeof *self->counters);
-    self->releases = calloc(n + 1, sizeof *self->releases);
-    if (self->exports == NULL || self->merged == NULL || self->counters == NULL ||
-        self->releases == NULL) {
-        free_room(self);
-        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for %zu exports", n);
+    LK_RETURN_IF_ERROR(find_files(self, handles, err));
+    self->file_of = malloc(handles->n + 1);
+    if (self->file_of == NULL) {
+        return lk_error_set(err, LK_ERR_NO_MEMORY, "out of memory for %zu exports", handles->n);
+    }
+    size_t file = 0;
+    for (size_t i = 0; i < handles->n; i++) {
+        file = find_file(self, handles->exports[i].counter_name, file);
+        self->file_of[i] = (uint8_t)file;
     }
     self->under_way = true;
     return LK_OK;
 }
 
-bool ipc_exports_passed(const ipc_exports_t *self, const ipc_export_t *export)
+static ipc_file_t *file_of(const ipc_exports_t *self, size_t i)
 {
-    ipc_known_t key = known_of(export);
-    const ipc_known_t *known =
-        self->n_known > 0 ? bsearch(&key, self->known, self->n_known, sizeof key, compare) : NULL;
-    return known != NULL && known->passed;
+    return self->files[self->file_of[i]];
 }
 
-/* Each of the update's exports once. */
-static void sort(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
+bool ipc_exports_passed(const ipc_exports_t *self, const ipc_handles_t *handles, size_t i)
 {
-    ipc_known_t *list = self->exports;
-    size_t n = 0;
-    bool in_order = true; /* as torch makes them */
-    for (size_t i = 0; i < handles->n; i++) {
-        list[i] = known_of(&handles->exports[i]);
-        list[i].passed = i < n_passed;
-        in_order = in_order && (i == 0 || compare(&list[i - 1], &list[i]) < 0);
-    }
-    if (!in_order) {
-        qsort(list, handles->n, sizeof *list, compare);
-    }
-    for (size_t i = 0; i < handles->n; i++) {
-        if (n > 0 && compare(&list[n - 1], &list[i]) == 0) {
-            list[n - 1].passed |= list[i].passed;
-        } else {
-            list[n++] = list[i];
-        }
-    }
-    self->n_exports = n;
+    CHECK(self->under_way);
+    return has(file_of(self, i)->passed, handles->exports[i].counter);
 }
 
-/* Finds the counts of those that are not known yet, file by file. */
-static void find_counts(ipc_exports_t *self)
-{
-    size_t k = 0, n = 0;
-    for (size_t i = 0; i < self->n_exports;) {
-        ipc_release_t release = {.name = self->exports[i].name, .counters = &self->counters[n]};
-        for (; i < self->n_exports && strcmp(self->exports[i].name, release.name) == 0; i++) {
-            const ipc_known_t *export = &self->exports[i];
-            while (k < self->n_known && compare(&self->known[k], export) < 0) {
-                k++;
-            }
-            if (k == self->n_known || compare(&self->known[k], export) != 0) {
-                self->counters[n++] = export->counter;
-                release.n++;
-            }
-        }
-        if (release.n > 0) {
-            self->releases[self->n_releases++] = release;
-        }
-    }
-}
-
-/* Adds the sorted exports to those that are known; to none if they would be too many. */
-static void merge(ipc_exports_t *self)
-{
-    size_t n = self->n_exports, out = 0;
-    size_t before = n + self->n_known <= LK_MAX(n, (size_t)IPC_EXPORTS_MAX) ? self->n_known : 0;
-    for (size_t i = 0, k = 0; i < n || k < before; out++) {
-        int order = k == before ? -1 : i == n ? 1 : compare(&self->exports[i], &self->known[k]);
-        self->merged[out] = order <= 0 ? self->exports[i] : self->known[k];
-        self->merged[out].passed |= order == 0 && self->known[k].passed;
-        i += order <= 0;
-        k += order >= 0;
-    }
-    self->n_merged = out;
-}
-
-void ipc_exports_prepare(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
-{
-    CHECK(self->under_way && !self->prepared);
-    sort(self, handles, n_passed);
-    find_counts(self);
-    merge(self);
-    for (size_t i = 0; i < self->n_releases && i < OPEN_FILES; i++) {
-        lk_error_t later = LK_ERROR_INIT; /* it is tried again */
-        (void)!ipc_counter_open(self->releases[i].name, &self->releases[i].counts, &later);
-    }
-    self->prepared = true;
-}
-
-static void take_off(ipc_release_t *release)
+static void open_counts(ipc_file_t *file)
 {
     lk_error_t gone = LK_ERROR_INIT; /* with its trainer: then nobody counts */
-    if (release->counts == NULL &&
-        ipc_counter_open(release->name, &release->counts, &gone) != LK_OK) {
-        return;
+    if (file->counts == NULL) {
+        (void)!ipc_counter_open(file->name, &file->counts, &gone);
     }
-    ipc_counter_release(release->counts, release->counters, release->n);
-    ipc_counter_close(release->counts);
-    release->counts = NULL;
+}
+
+void ipc_exports_prepare(ipc_exports_t *self, const ipc_handles_t *handles)
+{
+    CHECK(self->under_way);
+    for (size_t i = 0; i < handles->n; i++) {
+        ipc_file_t *file = file_of(self, i);
+        if (file->used && !has(file->known, handles->exports[i].counter)) {
+            file->used = false; /* looked at */
+            open_counts(file);
+        }
+    }
 }
 
 void ipc_exports_end(ipc_exports_t *self, const ipc_handles_t *handles, size_t n_passed)
@@ -165,22 +149,32 @@ void ipc_exports_end(ipc_exports_t *self, const ipc_handles_t *handles, size_t n
     if (!self->under_way) {
         return;
     }
-    if (!self->prepared) {
-        ipc_exports_prepare(self, handles, n_passed);
+    ipc_exports_prepare(self, handles);
+    for (size_t i = 0; i < handles->n; i++) {
+        ipc_file_t *file = file_of(self, i);
+        uint32_t place = handles->exports[i].counter;
+        if (!has(file->known, place) && file->counts != NULL) {
+            ipc_counter_release(file->counts, place);
+        }
+        set(file->known, place);
+        if (i < n_passed) {
+            set(file->passed, place);
+        }
     }
-    for (size_t i = 0; i < self->n_releases; i++) {
-        take_off(&self->releases[i]);
+    for (size_t i = 0; i < self->n_files; i++) {
+        ipc_counter_close(self->files[i]->counts);
+        self->files[i]->counts = NULL;
     }
-    free(self->known);
-    self->known = self->merged;
-    self->n_known = self->n_merged;
-    self->merged = NULL;
-    free_room(self);
+    free(self->file_of);
+    self->file_of = NULL;
+    self->under_way = false;
 }
 
 void ipc_exports_fini(ipc_exports_t *self)
 {
     CHECK(!self->under_way);
-    free(self->known);
+    for (size_t i = 0; i < self->n_files; i++) {
+        free(self->files[i]);
+    }
     *self = (ipc_exports_t){0};
 }

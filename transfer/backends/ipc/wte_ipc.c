@@ -85,7 +85,7 @@ static bool has_passed(const ipc_state_t *self, size_t i)
                           memcmp(export->event, export[-1].event, DEVICE_IPC_HANDLE_SIZE) == 0)) {
         return true;
     }
-    return ipc_exports_passed(&self->exports, export);
+    return ipc_exports_passed(&self->exports, &self->handles, i);
 }
 
 /* Whether handle n_passed may be read. Its event is looked at rather than waited for on the
@@ -373,7 +373,7 @@ static lk_status_t advance(ipc_state_t *self, lk_error_t *err)
         snprintf(self->progress.waiting_for, sizeof self->progress.waiting_for, "%s",
                  self->device->text);
         self->phase = PHASE_COPYING;
-        ipc_exports_prepare(&self->exports, &self->handles, self->n_passed); /* it is busy */
+        ipc_exports_prepare(&self->exports, &self->handles); /* the device is busy */
         self->progress_ns = lk_env_now_ns(self->ctx.env);
         count_time(self, &self->times.events);
     }
