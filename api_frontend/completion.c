@@ -419,6 +419,11 @@ static void start(api_t *api, api_call_t *call, completion_kind_t kind)
     }
     completion_limits_t limits;
     api_limits(api, &limits);
+    if (limits.max_model_len == 0) { /* what is asked can not be judged yet */
+        api->metrics.refused++;
+        api_call_error(call, 503, NULL, "the engines have not been heard of yet; try again");
+        return;
+    }
     completion_params_t params;
     const char *param;
     lk_error_t err = LK_ERROR_INIT;

@@ -588,9 +588,11 @@ static void on_stats(engine_client_t *self, const msg_stats_t *stats)
     info->paused = stats->paused;
     info->wave = stats->wave;
     info->round = stats->round;
-    info->max_model_len = stats->max_model_len;
-    info->num_blocks = stats->num_blocks;
-    info->vocab_size = stats->vocab_size;
+    if (stats->max_model_len != 0) { /* else it has not heard of any engine yet */
+        info->max_model_len = stats->max_model_len;
+        info->num_blocks = stats->num_blocks;
+        info->vocab_size = stats->vocab_size;
+    }
     info->weight_epoch = LK_MAX(info->weight_epoch, stats->weight_epoch);
     info->gates = 0;
     for (size_t i = 0; i < stats->loads.count; i++) {

@@ -51,12 +51,17 @@ static lk_status_t send_coordinator(void *ctx, const msg_t *msg, lk_error_t *err
     return LK_OK;
 }
 
-void fg_reopen(fake_group_t *g)
+void fg_reopen_early(fake_group_t *g)
 {
     engine_client_ops_t ops = {g, send_engine, send_coordinator, &g->env};
     engine_client_destroy(&g->client);
     g->client = engine_client_new(&g->config, &ops);
     CHECK(g->client != NULL);
+}
+
+void fg_reopen(fake_group_t *g)
+{
+    fg_reopen_early(g);
     fg_stats(g, true, false, 1, NULL);
 }
 

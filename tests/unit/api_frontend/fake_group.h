@@ -30,6 +30,8 @@ typedef struct {
 void fg_init(fake_group_t *g, uint32_t n_ranks, bool expert_parallel);
 /* A new client of g->config as it stands now. */
 void fg_reopen(fake_group_t *g);
+/* The same, and it has not heard of the group yet. */
+void fg_reopen_early(fake_group_t *g);
 void fg_fini(fake_group_t *g);
 /* The oldest message sent to rank (or FG_COORDINATOR) of that type; earlier ones of other types are
  * skipped. NULL: none. Valid until fg_fini. */

@@ -511,6 +511,21 @@ START_TEST(test_removed_before_it_came)
 }
 END_TEST
 
+/* A coordinator that was started again has not heard of the engines: what they are stays known. */
+START_TEST(test_facts_outlive_a_coordinator)
+{
+    engine_client_info_t info;
+    engine_client_info(g.client, &info);
+    ck_assert_uint_eq(info.max_model_len, 64);
+    msg_t msg = {.type = MSG_STATS};
+    msg.stats.group_epoch = info.group_epoch;
+    engine_client_on_msg(g.client, &msg);
+    engine_client_info(g.client, &info);
+    ck_assert_uint_eq(info.max_model_len, 64);
+    ck_assert_uint_eq(info.vocab_size, 300);
+}
+END_TEST
+
 /* What a rank says on its two sockets may overtake each other: callers hear the reason all the
  * same.
  */
@@ -993,6 +1008,7 @@ Suite *test_suite(void)
     Suite *suite = suite_create("engine_client");
     TCase *tc = tcase_create("engine_client");
     tcase_add_checked_fixture(tc, setup2, teardown);
+    tcase_add_test(tc, test_facts_outlive_a_coordinator);
     tcase_add_test(tc, test_request_outputs);
     tcase_add_test(tc, test_running_group_gets_no_hint);
     tcase_add_test(tc, test_abort);

@@ -60,6 +60,18 @@ START_TEST(test_room_left_is_the_default)
 }
 END_TEST
 
+/* A front end that was started again hears of the engines late: that is no fault of the request. */
+START_TEST(test_engines_not_heard_of)
+{
+    fake_client_t c;
+    fg_reopen_early(&g);
+    api.client = g.client;
+    fc_call(&c, &api, "POST", path, "{\"token_ids\":[5,6,7],\"sampling_params\":{}}");
+    ck_assert_int_eq(c.status, 503);
+    fc_fini(&c);
+}
+END_TEST
+
 START_TEST(test_several_choices)
 {
     fake_client_t c;
@@ -250,6 +262,7 @@ Suite *test_suite(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, test_ids_in_ids_out);
     tcase_add_test(tc, test_room_left_is_the_default);
+    tcase_add_test(tc, test_engines_not_heard_of);
     tcase_add_test(tc, test_several_choices);
     tcase_add_test(tc, test_stream);
     tcase_add_test(tc, test_partial_tokens_after_abort);
