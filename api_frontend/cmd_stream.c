@@ -24,6 +24,7 @@ typedef struct command {
     uint64_t timeout_ns;
     uint64_t deadline_ns;      /* UINT64_MAX: none */
     uint64_t seen_deadline_ns; /* UPDATE: every rank must have received it by then */
+    uint64_t rolled_back_ns;   /* PAUSE: from here on its caller is told so; 0: never */
     char *expired;             /* UPDATE after its deadline: the text; CANCEL_UPDATE was sent */
     uint32_t n_done;
     slot_t slots[]; /* n_ranks */
@@ -187,6 +188,7 @@ static bool send_command(cmd_stream_t *self, uint32_t rank, const command_t *cmd
         .verb = cmd->desc.verb,
         .spec = with_spec ? cmd->desc.spec : (msg_str_t){NULL, 0},
         .group_epoch = self->group_epoch,
+        .deadline_ns = cmd->rolled_back_ns,
     };
     return self->ops->send_engine(self->ops->ctx, rank, &msg, NULL) == LK_OK;
 }
@@ -396,6 +398,9 @@ void cmd_stream_call(cmd_stream_t *self, const cmd_desc_t *desc, uint64_t timeou
     /* An UPDATE's time starts when it is sent: what it waits for has a deadline of its own. */
     cmd->deadline_ns =
         desc->kind == CMD_UPDATE ? UINT64_MAX : after(lk_env_now_ns(self->ops->env), timeout_ns);
+    if (desc->kind == CMD_PAUSE && cmd->deadline_ns != UINT64_MAX) {
+        cmd->rolled_back_ns = cmd->deadline_ns;
+    }
     limit_wait(self, cmd);
     append(&self->waiting, cmd);
     pump(self);
@@ -422,36 +427,6 @@ bool cmd_stream_on_seen(cmd_stream_t *self, const msg_seen_t *seen)
 static char *copy(msg_str_t s)
 {
     return s.len > 0 ? strndup(s.ptr, s.len) : NULL;
-}
-
-bool cmd_stream_on_done(cmd_stream_t *self, const msg_done_t *done)
-{
-    if (done->generation != self->generation || done->number == 0 ||
-        done->number > self->last_number || !lk_status_is_valid(done->status) ||
-        done->status == LK_INPROGRESS || self->links[done->rank].removed) {
-        return false;
-    }
-    link_t *link = &self->links[done->rank];
-    link->seen = LK_MAX(link->seen, done->number); /* who has applied it has seen it */
-    link->sent = LK_MAX(link->sent, link->seen);
-    command_t *cmd = self->open;
-    while (cmd != NULL && cmd->number != done->number) {
-        cmd = cmd->next;
-    }
-    if (cmd != NULL && !cmd->slots[done->rank].done) {
-        slot_t *slot = &cmd->slots[done->rank];
-        slot->done = true;
-        slot->status = (lk_status_t)done->status;
-        slot->text = copy(done->text);
-        slot->body = copy(done->body);
-        cmd->n_done++;
-        if (all_done(self, cmd)) {
-            finish(self, cmd, LK_OK, NULL);
-            pump(self);
-        }
-    }
-    sweep(self);
-    return true;
 }
 
 void cmd_stream_on_here(cmd_stream_t *self, uint32_t rank)
@@ -544,6 +519,9 @@ static void expire(cmd_stream_t *self, command_t *cmd, uint64_t now)
             command_free(self, cmd);
         } else if (cmd->desc.kind == CMD_PAUSE) {
             lk_buf_str(&text, "; the pause is rolled back");
+            if (cmd->desc.mode == PAUSE_ABORT && everyone_saw(self, cmd->number)) {
+                lk_buf_str(&text, "; ranks that agreed to it in time have ended their requests");
+            }
             /* Under way before the caller hears of it: whoever is late may be back at once, and
              * what it sees without the CANCEL it carries out. */
             roll_back(self, cmd->number);
@@ -554,6 +532,40 @@ static void expire(cmd_stream_t *self, command_t *cmd, uint64_t now)
         }
     }
     lk_buf_fini(&text);
+}
+
+bool cmd_stream_on_done(cmd_stream_t *self, const msg_done_t *done)
+{
+    if (done->generation != self->generation || done->number == 0 ||
+        done->number > self->last_number || !lk_status_is_valid(done->status) ||
+        done->status == LK_INPROGRESS || self->links[done->rank].removed) {
+        return false;
+    }
+    link_t *link = &self->links[done->rank];
+    link->seen = LK_MAX(link->seen, done->number); /* who has applied it has seen it */
+    link->sent = LK_MAX(link->sent, link->seen);
+    command_t *cmd = self->open;
+    while (cmd != NULL && cmd->number != done->number) {
+        cmd = cmd->next;
+    }
+    uint64_t now = lk_env_now_ns(self->ops->env);
+    if (cmd != NULL && cmd->rolled_back_ns != 0 && cmd->fn != NULL && now >= cmd->deadline_ns) {
+        expire(self, cmd, now); /* a rank that was late as well has ended no requests */
+    }
+    if (cmd != NULL && !cmd->slots[done->rank].done) {
+        slot_t *slot = &cmd->slots[done->rank];
+        slot->done = true;
+        slot->status = (lk_status_t)done->status;
+        slot->text = copy(done->text);
+        slot->body = copy(done->body);
+        cmd->n_done++;
+        if (all_done(self, cmd)) {
+            finish(self, cmd, LK_OK, NULL);
+            pump(self);
+        }
+    }
+    sweep(self);
+    return true;
 }
 
 static command_t *find_expired(const cmd_stream_t *self, uint64_t now)

@@ -341,7 +341,7 @@ static bool advance_vote(engine_core_t *self)
     }
     if (status == LK_ERR_PEER) {
         engine_peer_error(self, &err);
-    } else if (status < 0 || group_decide(self->group, self->vec, &err) < 0) {
+    } else if (status < 0 || group_decide(self->group, self->vec, engine_now(self), &err) < 0) {
         engine_fail(self, &err);
     }
     return true;

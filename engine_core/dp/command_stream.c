@@ -61,14 +61,16 @@ static bool list_push(command_list_t *list, const msg_cmd_t *cmd)
     if (list->n == 0) {
         list->first = cmd->number;
     }
-    *list_at(list, list->n++) = (command_t){.number = cmd->number,
-                                            .kind = cmd->kind,
-                                            .mode = cmd->mode,
-                                            .target = cmd->target,
-                                            .verb = cmd->verb,
-                                            .clear_cache = cmd->clear_cache,
-                                            .spec = spec,
-                                            .spec_len = cmd->spec.len};
+    *list_at(list, list->n++) =
+        (command_t){.number = cmd->number,
+                    .kind = cmd->kind,
+                    .mode = cmd->mode,
+                    .target = cmd->target,
+                    .verb = cmd->verb,
+                    .deadline_ns = cmd->deadline_ns != 0 ? cmd->deadline_ns : UINT64_MAX,
+                    .clear_cache = cmd->clear_cache,
+                    .spec = spec,
+                    .spec_len = cmd->spec.len};
     return true;
 }
 
@@ -174,13 +176,16 @@ bool stream_has_cancel(const command_stream_t *self, uint64_t number)
     return false;
 }
 
-uint64_t stream_cancelled_pause(const command_stream_t *self)
+uint64_t stream_cancelled_pause(const command_stream_t *self, uint64_t now_ns)
 {
     uint64_t lowest = UINT64_MAX;
     for (size_t i = 0; i < self->pending.n; i++) {
-        const command_t *cancel = list_at(&self->pending, i);
-        uint64_t target = cancel->target;
-        if (cancel->kind != CMD_CANCEL || target < self->pending.first || target >= lowest ||
+        const command_t *command = list_at(&self->pending, i);
+        if (command->kind == CMD_PAUSE && now_ns >= command->deadline_ns) {
+            lowest = LK_MIN(lowest, command->number);
+        }
+        uint64_t target = command->target;
+        if (command->kind != CMD_CANCEL || target < self->pending.first || target >= lowest ||
             target - self->pending.first >= self->pending.n) {
             continue;
         }

@@ -18,6 +18,7 @@
 
 typedef struct {
     uint64_t number, kind, mode, target, verb;
+    uint64_t deadline_ns; /* PAUSE; UINT64_MAX: none */
     bool clear_cache;
     char *spec; /* owned, NUL-terminated */
     size_t spec_len;
@@ -70,8 +71,9 @@ void stream_freeze(command_stream_t *self);
 command_t *stream_voted_command(const command_stream_t *self, uint64_t number);
 /* A CANCEL of the voted life's command `number` is here, whether the vote covers it or not. */
 bool stream_has_cancel(const command_stream_t *self, uint64_t number);
-/* Lowest number of a PAUSE that waits together with its CANCEL; UINT64_MAX if there is none. */
-uint64_t stream_cancelled_pause(const command_stream_t *self);
+/* Lowest number of a PAUSE that waits together with its CANCEL, or whose deadline is over (its
+ * CANCEL is under way); UINT64_MAX if there is none. */
+uint64_t stream_cancelled_pause(const command_stream_t *self, uint64_t now_ns);
 /* Forgets commands of the voted life up to `number`, which are applied. */
 void stream_applied(command_stream_t *self, uint64_t number);
 /* The vote is decided: commands of an older life are forgotten. */

@@ -311,7 +311,7 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
         vec[VEC_GEN(self, f)] = stream->generation;
         vec[VEC_NGEN(self, f)] = ~stream->generation;
         vec[VEC_SEEN(self, f)] = stream->seen;
-        vec[VEC_CANCEL(self, f)] = stream_cancelled_pause(stream);
+        vec[VEC_CANCEL(self, f)] = stream_cancelled_pause(stream, now_ns);
         bool outcome = (owes || beside) && u->frontend == f;
         const lk_error_t *verdict = outcome ? &u->result : &stream->verdict;
         vec[VEC_OK(self, f)] = outcome && beside && !u->ended

@@ -24,8 +24,9 @@
  *   that ends without a commit makes the group dirty iff the MIN is 0.
  * - 6+4A content: hash of the weights just committed here, else 0; 7+4A: its complement. FINISH is
  *   agreed only if all ranks hold the same weights.
- * - 8+4A+f cancel[f]: lowest number of a PAUSE of f that waits here together with its CANCEL; ~0 if
- *   there is none. The MIN is a PAUSE whose caller was told that it was rolled back.
+ * - 8+4A+f cancel[f]: lowest number of a PAUSE of f that waits here together with its CANCEL, or
+ *   whose deadline was over at the vote; ~0 if there is none. The MIN is a PAUSE whose caller was
+ *   told that it was rolled back. (The ranks and front ends of one host share a clock.)
  *
  * Four additions to section 6, all functions of replicated state:
  * - A round enters at most one UPDATE; commands after it in the agreed order wait for the round in
@@ -68,10 +69,10 @@
  * - When a peer of an independent group dies, what is beside the steps is forgotten and the rank
  *   goes on by itself; unless a vote that says it ended well is out, whose result others may have.
  *
- * A PAUSE(abort) whose CANCEL some rank held when it voted ends no request on any rank, since its
- * caller was told that it was rolled back; nor does it on a rank that has received the CANCEL
- * since. A vote names only the lowest such PAUSE of a front end: later aborting ones wait for the
- * next round, as `more`.
+ * A PAUSE(abort) whose CANCEL some rank held when it voted, or whose deadline was over then, ends
+ * no request on any rank, since its caller was told that it was rolled back; nor does it on a rank
+ * that has received the CANCEL since, or that decides after the deadline. A vote names only the
+ * lowest such PAUSE of a front end: later aborting ones wait for the next round, as `more`.
  *
  * ok[f] is not 1 or 0 but 255, or 255 + the status of a refusal or failure (negative): so the MIN
  * is one status that all ranks answer with. Only a rank that refused or failed itself has a text;
@@ -197,7 +198,8 @@ size_t group_vector_len(const group_t *self);
 /* After GROUP_VOTE: freezes my contribution and writes it. */
 void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64_t *vec);
 /* The result of the round. LK_ERR_INTERNAL: the ranks' states differ; the process must end. */
-LK_MUST_USE lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err);
+LK_MUST_USE lk_status_t group_decide(group_t *self, const uint64_t *v, uint64_t now_ns,
+                                     lk_error_t *err);
 /* A STEP of a lockstep group was taken (counts towards K). */
 void group_step_done(group_t *self);
 /* What UPDATE_ENTER or UPDATE_COMMIT asked for has ended here. */

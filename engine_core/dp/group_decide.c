@@ -166,7 +166,7 @@ static void lift(group_t *self, unsigned effects)
 }
 
 static void apply_pause(group_t *self, pause_call_t call, const command_t *command,
-                        const uint64_t *v)
+                        const uint64_t *v, uint64_t now_ns)
 {
     if (command->mode < PAUSE_ABORT || command->mode > PAUSE_WAIT) {
         push_done(self, call, CMD_PAUSE, 0, LK_ERR_INVALID, "mode: must be abort, wait or keep");
@@ -180,6 +180,7 @@ static void apply_pause(group_t *self, pause_call_t call, const command_t *comma
          * no replicated state, so what this rank has received may decide, too; the group pauses
          * anyway. */
         bool cancelled = v[VEC_CANCEL(self, call.frontend)] == call.number ||
+                         now_ns >= command->deadline_ns ||
                          stream_has_cancel(&self->streams[call.frontend], call.number);
         if ((effects & PAUSE_FINISH_ALL) && !cancelled) {
             group_push(self, GROUP_ACT_FINISH_ALL, NULL);
@@ -263,11 +264,12 @@ static void apply_update(group_t *self, pause_call_t call, command_t *command, c
     }
 }
 
-static void apply_command(group_t *self, pause_call_t call, command_t *command, const uint64_t *v)
+static void apply_command(group_t *self, pause_call_t call, command_t *command, const uint64_t *v,
+                          uint64_t now_ns)
 {
     switch (command->kind) {
     case CMD_PAUSE:
-        apply_pause(self, call, command, v);
+        apply_pause(self, call, command, v, now_ns);
         break;
     case CMD_RESUME:
         lift(self, pause_resume(&self->pause));
@@ -303,7 +305,8 @@ static bool may_be_spared(const group_t *self, const uint64_t *v, uint32_t f,
 /* In the agreed order, up to the MIN; stops where an update is entered. UPDATEs wait while one is
  * carried out beside the steps. owed_frontend: whose ok entry was an outcome in this round and so
  * says nothing about a next UPDATE. Returns whether an UPDATE was among them. */
-static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_frontend)
+static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_frontend,
+                           uint64_t now_ns)
 {
     bool any_update = false;
     for (uint32_t f = 0; f < self->config.n_frontends; f++) {
@@ -327,7 +330,8 @@ static bool apply_commands(group_t *self, const uint64_t *v, uint32_t owed_front
             }
             any_update |= command->kind == CMD_UPDATE;
             done->number++;
-            apply_command(self, (pause_call_t){f, done->generation, done->number}, command, v);
+            apply_command(self, (pause_call_t){f, done->generation, done->number}, command, v,
+                          now_ns);
             stream_applied(&self->streams[f], done->number);
         }
     }
@@ -373,7 +377,7 @@ static bool decide_run(const group_t *self, const uint64_t *v)
     return self->config.lockstep ? v[VEC_IDLE] == 0 : true;
 }
 
-lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
+lk_status_t group_decide(group_t *self, const uint64_t *v, uint64_t now_ns, lk_error_t *err)
 {
     CHECK(self->posted);
     if (self->phase != GROUP_MEMBER) {
@@ -396,7 +400,7 @@ lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
     if (owed) {
         decide_outcome(self, v);
     }
-    bool any_update = apply_commands(self, v, owed_frontend);
+    bool any_update = apply_commands(self, v, owed_frontend, now_ns);
     if (owed || any_update) {
         self->voted_expired = false; /* such a round judges no timer: one that runs out is news */
     } else if (v[VEC_EXPIRED(self)] == 1) {

@@ -333,7 +333,7 @@ static bool repeat(const row_t *r)
     }
     lk_error_t err = LK_ERROR_INIT;
     state_t after;
-    CHECKF(group_decide(g, v, &err) == LK_OK, "%s", err.text);
+    CHECKF(group_decide(g, v, 0, &err) == LK_OK, "%s", err.text);
     read_after(g, r, &after);
     bool same = same_state(r, &after);
     same = same_actions(r, g) && same;

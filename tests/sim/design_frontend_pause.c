@@ -328,8 +328,9 @@ void group_vote(group_t *self, const group_view_t *view, uint64_t now_ns, uint64
     vec[0] = !view->work || self->pause.state == PAUSE_STATE_STOPPED; /* idle */
 }
 
-lk_status_t group_decide(group_t *self, const uint64_t *v, lk_error_t *err)
+lk_status_t group_decide(group_t *self, const uint64_t *v, uint64_t now_ns, lk_error_t *err)
 {
+    (void)now_ns;
     self->run = v[0] == 0;
     self->wave += !self->run;
     self->round++;

@@ -644,6 +644,30 @@ START_TEST(test_pause_deadline_names_ranks_and_rolls_back)
 }
 END_TEST
 
+/* The last answer comes with the deadline, before the loop has looked at the clock: that rank was
+ * late, too, and has ended no requests. */
+START_TEST(test_a_pause_answered_at_its_deadline_is_rolled_back)
+{
+    outcome_t o = {0};
+    engine_client_pause(g.client, PAUSE_ABORT, true, 2 * LK_SECOND_NS, on_result, &o);
+    for (uint32_t r = 0; r < 2; r++) {
+        const msg_t *msg = fg_take(&g, r, MSG_CMD);
+        ck_assert(msg != NULL && msg->cmd.kind == CMD_PAUSE);
+        ck_assert_uint_eq(msg->cmd.deadline_ns, g.now + 2 * LK_SECOND_NS);
+        fg_seen(&g, r, 1);
+    }
+    fg_done(&g, 0, 1, LK_OK, "", "");
+    g.now += 2 * LK_SECOND_NS;
+    fg_done(&g, 1, 1, LK_OK, "", "");
+    ck_assert_int_eq(o.calls, 1);
+    ck_assert_int_eq(o.status, LK_ERR_TIMEOUT);
+    ck_assert_msg(strstr(o.text,
+                         "rank 1 did not finish; the pause is rolled back; ranks that agreed "
+                         "to it in time have ended their requests") != NULL,
+                  "%s", o.text);
+}
+END_TEST
+
 START_TEST(test_wait_has_no_deadline)
 {
     outcome_t o = {0};
@@ -1025,6 +1049,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, test_replaced_rank);
     tcase_add_test(tc, test_pause_needs_every_rank);
     tcase_add_test(tc, test_pause_deadline_names_ranks_and_rolls_back);
+    tcase_add_test(tc, test_a_pause_answered_at_its_deadline_is_rolled_back);
     tcase_add_test(tc, test_wait_has_no_deadline);
     tcase_add_test(tc, test_resume_deadline_stays_in_the_stream);
     tcase_add_test(tc, test_resend_keeps_order);

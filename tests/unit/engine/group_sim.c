@@ -403,7 +403,7 @@ static void rank_act(sim_t *self, uint32_t r)
         leave_update(self, r);
     } else if (group_posted(rank->group)) {
         ck_ok(rank->allreduce.ops->test(rank->allreduce.ctx, vec, &err));
-        lk_status_t status = group_decide(rank->group, vec, &err);
+        lk_status_t status = group_decide(rank->group, vec, self->now_ns, &err);
         ck_assert_msg(status == LK_OK, "%s", err.text);
     } else {
         group_view_t view = view_of(self, r);

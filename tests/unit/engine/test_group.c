@@ -181,6 +181,35 @@ START_TEST(test_a_cancel_that_one_rank_has_spares_all)
 }
 END_TEST
 
+/* The rank that was late is back before the CANCEL reaches anybody: that the deadline is over is
+ * enough. */
+START_TEST(test_a_late_pause_spares_all)
+{
+    sim_t *sim = new_sim(_i, "late");
+    size_t pause = sim_call(sim, 0, CMD_PAUSE, PAUSE_ABORT, true, 0);
+    sim->frontends[0].calls[pause].cmd.deadline_ns = LK_SECOND_NS;
+    bool one = sim->config.n_ranks == 1;
+    if (!one) {
+        sim_send(sim, 0, pause, 1u);
+    }
+    sim_settle(sim, SETTLE);
+    add_everywhere(sim, 5);
+    run_some(sim, 20);
+    sim->now_ns = LK_MAX(sim->now_ns, LK_SECOND_NS);
+    sim_send(sim, 0, pause, ~0u);
+    sim_settle(sim, SETTLE);
+    size_t cancel =
+        sim_call(sim, 0, CMD_CANCEL, sim->frontends[0].calls[pause].cmd.number, false, ~0u);
+    sim_settle(sim, SETTLE);
+    ck_ok(sim_status(sim, 0, cancel));
+    ck_assert_uint_eq(unfinished(sim), 0);
+    for (uint32_t r = 0; r < sim->config.n_ranks; r++) {
+        ck_assert_uint_eq(sim->ranks[r].aborted, 0);
+    }
+    sim_fini(sim);
+}
+END_TEST
+
 /* A's deadline must not lift the pause that B was told it has. */
 static lk_status_t accept(void *ctx, update_verb_t verb, const char *spec, size_t len,
                           lk_error_t *err)
@@ -189,8 +218,9 @@ static lk_status_t accept(void *ctx, update_verb_t verb, const char *spec, size_
 }
 
 /* One rank's round in which `n` commands commit, while `late` more came after the vote; how often
- * FINISH_ALL came out of it. */
-static unsigned finishes(const msg_cmd_t *cmds, size_t n, size_t late)
+ * FINISH_ALL came out of it. It votes and decides at these times. */
+static unsigned finishes_at(const msg_cmd_t *cmds, size_t n, size_t late, uint64_t vote_ns,
+                            uint64_t decide_ns)
 {
     group_t *group = group_new(&(group_config_t){.size = 1,
                                                  .n_frontends = 2,
@@ -206,16 +236,21 @@ static unsigned finishes(const msg_cmd_t *cmds, size_t n, size_t late)
     for (size_t i = 0; i < n; i++) {
         group_on_cmd(group, &cmds[i]);
     }
-    group_vote(group, &view, 0, vec);
+    group_vote(group, &view, vote_ns, vec);
     for (size_t i = n; i < n + late; i++) {
         group_on_cmd(group, &cmds[i]);
     }
-    ck_ok(group_decide(group, vec, &err));
+    ck_ok(group_decide(group, vec, decide_ns, &err));
     while (group_next_action(group, &action)) {
         count += action.act == GROUP_ACT_FINISH_ALL;
     }
     group_destroy(&group);
     return count;
+}
+
+static unsigned finishes(const msg_cmd_t *cmds, size_t n, size_t late)
+{
+    return finishes_at(cmds, n, late, 0, 0);
 }
 
 START_TEST(test_each_of_two_cancels_spares_all)
@@ -255,6 +290,11 @@ START_TEST(test_rolled_back_abort_ends_nothing)
     msg_cmd_t another = abort;
     another.client = 1;
     ck_assert_uint_eq(finishes((msg_cmd_t[]){abort}, 1, 0), 1);
+    msg_cmd_t limited = abort;
+    limited.deadline_ns = 100;
+    ck_assert_uint_eq(finishes_at((msg_cmd_t[]){limited}, 1, 0, 99, 99), 1);
+    ck_assert_uint_eq(finishes_at((msg_cmd_t[]){limited}, 1, 0, 99, 100), 0);
+    ck_assert_uint_eq(finishes_at((msg_cmd_t[]){limited}, 1, 0, 100, 100), 0);
     ck_assert_uint_eq(finishes((msg_cmd_t[]){keep, cancel}, 2, 0), 0);
     ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, cancel}, 2, 0), 0);
     ck_assert_uint_eq(finishes((msg_cmd_t[]){abort, cancel}, 1, 1), 0);
@@ -870,7 +910,7 @@ START_TEST(test_broken_group)
     group_vote(group, &view, 0, vec);
     vec[2] ^= 1u;
     lk_error_t err;
-    ck_assert_int_eq(group_decide(group, vec, &err), LK_ERR_INTERNAL);
+    ck_assert_int_eq(group_decide(group, vec, 0, &err), LK_ERR_INTERNAL);
     ck_assert_ptr_nonnull(strstr(err.text, "is broken"));
     sim_fini(sim);
 }
@@ -1055,6 +1095,7 @@ Suite *test_suite(void)
     tcase_add_loop_test(tc, test_busy_pause_modes, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_partial_pause_and_rollback, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_a_cancel_that_one_rank_has_spares_all, 0, N_LAYOUTS);
+    tcase_add_loop_test(tc, test_a_late_pause_spares_all, 0, N_LAYOUTS);
     tcase_add_loop_test(tc, test_each_of_two_cancels_spares_all, 0, N_LAYOUTS);
     tcase_add_test(tc, test_rolled_back_abort_ends_nothing);
     tcase_add_loop_test(tc, test_cancel_is_for_a_sole_pause_only, 0, N_LAYOUTS);

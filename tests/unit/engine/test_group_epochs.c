@@ -429,7 +429,7 @@ static void join(group_t **groups, const group_view_t *views)
         votes[0][k] = LK_MIN(votes[0][k], votes[1][k]);
     }
     for (int i = 0; i < 2; i++) {
-        ck_assert_msg(group_decide(groups[i], votes[0], &err) == LK_OK, "%s", err.text);
+        ck_assert_msg(group_decide(groups[i], votes[0], 0, &err) == LK_OK, "%s", err.text);
     }
 }
 
@@ -481,7 +481,7 @@ START_TEST(test_survivors_join_by_place)
     for (size_t k = 0; k < group_vector_len(groups[0]); k++) {
         mine[k] = LK_MIN(mine[k], other[k]);
     }
-    ck_assert_int_eq(group_decide(groups[0], mine, &err), LK_ERR_INTERNAL);
+    ck_assert_int_eq(group_decide(groups[0], mine, 0, &err), LK_ERR_INTERNAL);
     ck_assert_ptr_nonnull(strstr(err.text, "ranks 2 and 1 are set up differently"));
     group_destroy(&groups[0]);
     group_destroy(&groups[1]);
@@ -509,7 +509,7 @@ START_TEST(test_reloaded_ranks_are_fresh)
         group_reload(group);
         group_form(group, 2, floor, &alone, false);
         group_vote(group, &view, 0, vec);
-        ck_assert_msg(group_decide(group, vec, &err) == LK_OK, "%s", err.text);
+        ck_assert_msg(group_decide(group, vec, 0, &err) == LK_OK, "%s", err.text);
         ck_assert(group_is_member(group));
         ck_assert_int_eq(group_closed_why(group) != NULL, floor > 0);
         ck_assert_uint_eq(group_held(group)->epoch, 0);
