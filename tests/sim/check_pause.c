@@ -18,7 +18,7 @@
 
 typedef struct {
     uint32_t front;
-    uint64_t generation, number, kind, mode, target;
+    uint64_t generation, number, kind, mode, target, deadline_ns;
     bool *done, *seen;                  /* [ranks]: answered; acknowledged */
     uint32_t n_done, n_seen, n_members; /* members: when it was sent */
     uint64_t *steps;                    /* [ranks]: taken when the last rank acknowledged it */
@@ -76,6 +76,7 @@ static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
                      .kind = cmd->kind,
                      .mode = cmd->mode,
                      .target = cmd->target,
+                     .deadline_ns = cmd->deadline_ns,
                      .n_members = sim->n_members,
                      .done = calloc(sim->o.ranks, sizeof *c->done),
                      .seen = calloc(sim->o.ranks, sizeof *c->seen),
@@ -89,9 +90,13 @@ static void on_cmd(sim_t *sim, state_t *self, const msg_cmd_t *cmd)
     self->keep_since_lift |= cmd->kind == CMD_PAUSE && cmd->mode != PAUSE_WAIT;
 }
 
-/* Whether the PAUSE is one that its front end has cancelled: it then ends no requests. */
-static bool is_cancelled(const state_t *self, const command_t *pause)
+/* Whether the PAUSE is one that its front end has cancelled, or gives up now: it then ends no
+ * requests. */
+static bool is_cancelled(const sim_t *sim, const state_t *self, const command_t *pause)
 {
+    if (pause->deadline_ns != 0 && sim->now_ns >= pause->deadline_ns) {
+        return true;
+    }
     for (size_t i = 0; i < self->n; i++) {
         const command_t *c = &self->commands[i];
         if (c->kind == CMD_CANCEL && c->front == pause->front &&
@@ -149,7 +154,7 @@ static void check_mode(sim_t *sim, const state_t *self, uint32_t rank, const com
 {
     const scheduler_t *s = engine_core_scheduler(sim->ranks[rank].core);
     size_t left = scheduler_num_running(s) + scheduler_num_waiting(s);
-    if (pause->mode == PAUSE_ABORT && left > 0 && !is_cancelled(self, pause)) {
+    if (pause->mode == PAUSE_ABORT && left > 0 && !is_cancelled(sim, self, pause)) {
         sim_fail(sim, "pause", "rank %u answers a pause in mode abort and holds %zu requests", rank,
                  left);
     }
