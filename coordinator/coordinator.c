@@ -494,7 +494,9 @@ uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *
 {
     const coordinator_config_t *c = &self->config;
     uint64_t now_ns = lk_env_now_ns(c->env);
-    if (!self->served && now_ns - self->started_ns > c->handshake_timeout_ns) {
+    /* a later life waits for whoever the launcher starts again, or gives up */
+    bool first = !self->served && c->life <= 1;
+    if (first && now_ns - self->started_ns > c->handshake_timeout_ns) {
         char who[512];
         bool inited = membership_epoch(self->membership) > 0;
         member_state_t want = inited ? MEMBER_READY : MEMBER_HELLO;

@@ -50,8 +50,9 @@ LK_MUST_USE lk_status_t coordinator_on_launcher(coordinator_t *self, const char 
 LK_MUST_USE lk_status_t coordinator_remove_all(coordinator_t *self, const char *ranks,
                                                lk_error_t *err);
 
-/* Timers: handshake deadline, heartbeats, publication. Returns when to be called next (monotonic).
- * LK_ERR_* in *status once the cluster can not start any more; err says who is late or refused. */
+/* Timers: handshake deadline (of the first life), heartbeats, publication. Returns when to be
+ * called next (monotonic). LK_ERR_* in *status once the cluster can not start any more; err says
+ * who is late or refused. */
 uint64_t coordinator_step(coordinator_t *self, lk_status_t *status, lk_error_t *err);
 
 bool coordinator_serving(const coordinator_t *self);

@@ -604,6 +604,30 @@ START_TEST(a_whole_group_is_found_and_left_alone)
 }
 END_TEST
 
+/* A rank hangs in its start, and the coordinator died meanwhile: it is the launcher's to end
+ * that rank, and the next life of it finds a group to be in. */
+START_TEST(a_later_life_has_no_deadline)
+{
+    world_t w;
+    lk_error_t err = LK_ERROR_INIT;
+    world_init_as(&w, 2);
+    frontend_comes(&w);
+    come(&w, 0, 1, 3, 0);
+    for (int i = 0; i < 30; i++) { /* three times the handshake timeout */
+        w.now_ns += LK_SECOND_NS;
+        heartbeat(&w, MSG_ROLE_FRONTEND, 0);
+        come(&w, 0, 1, 3, 0);
+        ck_assert_msg(step(&w, &err) == LK_OK, "%s", err.text);
+    }
+    come(&w, 1, 2, 0, 0);
+    ck_assert_uint_eq(w.group_epoch, 4);
+    be_ready(&w, 0, 1, 4);
+    be_ready(&w, 1, 2, 4);
+    ck_assert(coordinator_serving(w.coordinator));
+    coordinator_destroy(&w.coordinator);
+}
+END_TEST
+
 START_TEST(a_group_that_is_not_whole_is_dissolved)
 {
     world_t w;
@@ -756,6 +780,7 @@ Suite *test_suite(void)
     tcase_add_test(tc, announced_silence_is_none);
     tcase_add_test(tc, own_sleep_expels_nobody);
     tcase_add_test(tc, silent_front_end_comes_back);
+    tcase_add_test(tc, a_later_life_has_no_deadline);
     tcase_add_test(tc, a_new_life_makes_a_new_epoch);
     tcase_add_test(tc, a_pause_of_many_is_published_twice);
     tcase_add_test(tc, breaks_while_connecting);
