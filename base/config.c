@@ -1,4 +1,5 @@
 #include "base/config.h"
+#include "base/buf.h"
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -185,11 +186,26 @@ static const row_t *find(const char *flag, size_t n, bool *negated)
     return NULL;
 }
 
+/* All of it may be said in a JSON reply. */
+static lk_status_t check_utf8(int argc, char *const *argv, lk_error_t *err)
+{
+    for (int i = 1; i < argc; i++) {
+        if (!lk_utf8_valid(argv[i], strlen(argv[i]))) {
+            char shown[128];
+            lk_text(shown, sizeof shown, "%s", argv[i]);
+            lk_utf8_clean(shown, strlen(shown));
+            return lk_error_set(err, LK_ERR_INVALID, "argument %d ('%s') is not UTF-8", i, shown);
+        }
+    }
+    return LK_OK;
+}
+
 lk_status_t config_parse(int argc, char *const *argv, lk_config_t *out, lk_error_t *err)
 {
     lk_config_t config;
     config_defaults(&config);
     bool positional = false;
+    LK_RETURN_IF_ERROR(check_utf8(argc, argv, err));
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (strncmp(arg, "--", 2) != 0) {

@@ -146,6 +146,8 @@ START_TEST(flags_are_parsed_and_refused_by_name)
         {{"--insecure=1"}, "takes no value"},
         {{"--heartbeat-timeout", "nan"}, "--heartbeat-timeout must be from"},
         {{"a", "b"}, "unexpected argument 'b'"},
+        {{"/tmp/caf\xe9"}, "argument 1 ('/tmp/caf?') is not UTF-8"},
+        {{"--model", "/tmp/caf\xe9"}, "argument 2 ('/tmp/caf?') is not UTF-8"},
     };
     for (size_t i = 0; i < LK_ARRAY_LEN(bad); i++) {
         const char *argv[4] = {"lockstep", bad[i].argv[0], bad[i].argv[1], bad[i].argv[2]};
