@@ -52,6 +52,6 @@ if [ "$gpus" -ge 2 ]; then
 else
     echo "NCCL needs two GPUs"
 fi
-step 120 python3 "$root/bench/ipc_update.py"
+ours 120 python3 "$root/bench/ipc_update.py"
 echo "$bad steps failed, $SECONDS s"
 [ "$bad" -eq 0 ]

@@ -13,4 +13,4 @@ else
 fi
 stop
 ok "it ends cleanly" $?
-tap ipc_bench 200 python3 "$root/bench/ipc_update.py" --tap
+tap ipc_bench 200 ours python3 "$root/bench/ipc_update.py" --tap # the library is in its process
