@@ -96,19 +96,20 @@ START_TEST(killed_launcher_takes_a_busy_engine_along)
 END_TEST
 
 static const char *const children[] = {"lockstep-coordinator", "lockstep-engine", "lockstep-api"};
+/* Nothing is started again, whether it was ready when it died or not. */
+static const char *const no_restarts[] = {"--device",
+                                          "null",
+                                          "--data-parallel-size",
+                                          "2",
+                                          "--enable-expert-parallel",
+                                          "--engine-restarts",
+                                          "0",
+                                          NULL};
 
 START_TEST(any_killed_child_ends_the_cluster_by_name)
 {
-    static const char *const args[] = {"--device",
-                                       "null",
-                                       "--data-parallel-size",
-                                       "2",
-                                       "--enable-expert-parallel",
-                                       "--engine-restarts",
-                                       "0",
-                                       NULL};
     cluster_t c;
-    cluster_start(&c, model("qwen3_moe"), args);
+    cluster_start(&c, model("qwen3_moe"), no_restarts);
     pid_t pids[4];
     ck_assert_uint_gt(cluster_pids(&c, children[_i], pids, LK_ARRAY_LEN(pids)), 0);
     kill(pids[0], SIGKILL);
@@ -128,20 +129,11 @@ END_TEST
 /* At random moments of the start: the launcher, then each kind of child. */
 START_TEST(killed_in_mid_start_leaves_nothing)
 {
-    /* one that is ready by then would go on */
-    static const char *const args[] = {"--device",
-                                       "null",
-                                       "--data-parallel-size",
-                                       "2",
-                                       "--enable-expert-parallel",
-                                       "--engine-restarts",
-                                       "0",
-                                       NULL};
     lk_prng_t prng;
     lk_prng_seed(&prng, test_seed("mid-start"));
     for (int round = 0; round < 8; round++) {
         cluster_t c;
-        cluster_spawn(&c, model("qwen3_moe"), args);
+        cluster_spawn(&c, model("qwen3_moe"), no_restarts);
         uint64_t end_ns = lk_env_now_ns(lk_env_real()) + lk_prng_below(&prng, 400) * LK_MS_NS;
         const char *victim = round % 4 == 3 ? NULL : children[round % 4];
         pid_t pid = victim == NULL ? c.launcher : 0;

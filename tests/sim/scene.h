@@ -96,6 +96,11 @@ bool scene_fails(sim_t *sim, const sim_scene_t *scene, const char *what);
     if (!(cond)) {                                                                                 \
         return scene_fails(sim, scene, #cond);                                                     \
     }
+/* A request of that shape (scene_request) runs to its length. */
+#define EXPECT_SERVED(front, rank, n_prompt, max_tokens)                                           \
+    scene->r[0] = scene_request(sim, front, rank, n_prompt, max_tokens);                           \
+    AWAIT(scene_ended(scene->r[0]));                                                               \
+    EXPECT(scene->r[0]->finish == FINISH_LENGTH)
 /* From the first event on, before the cluster serves. */
 #define SCENE_BEGIN_EARLY                                                                          \
     switch (scene->line) {                                                                         \

@@ -70,9 +70,7 @@ bool scene_lost_ready(sim_t *sim, sim_scene_t *scene)
     scene_lose(sim, MSG_READY, sim_node_rank(sim, 0), sim_node_coord());
     scene_kill(sim, sim_node_rank(sim, 1));
     AWAIT(scene_is_whole(sim, 2));
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
@@ -114,9 +112,7 @@ bool scene_two_updates_behind(sim_t *sim, sim_scene_t *scene)
     scene_session(sim);
     AWAIT(scene->session_over);
     EXPECT(scene->session == LK_OK);
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
@@ -146,9 +142,7 @@ bool scene_coordinator_dies_in_an_update(sim_t *sim, sim_scene_t *scene)
     EXPECT(scene->session == LK_OK);
     AWAIT(sim->coord.coordinator != NULL && coordinator_serving(sim->coord.coordinator));
     EXPECT(scene_is_whole(sim, 1));
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
@@ -193,9 +187,7 @@ bool scene_all_ranks_die(sim_t *sim, sim_scene_t *scene)
     AWAIT(scene->session_over);
     EXPECT(scene->session == LK_OK);
     EXPECT(group_weights(scene_group(sim, 0))->epoch > 2);
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
@@ -287,9 +279,7 @@ bool scene_coordinator_dies_with_a_removed_rank(sim_t *sim, sim_scene_t *scene)
     scene_kill(sim, sim_node_coord()); /* and once more, while the two serve */
     AWAIT(sim->coord.coordinator != NULL && coordinator_serving(sim->coord.coordinator));
     EXPECT(scene_is_whole(sim, 2));
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
@@ -303,8 +293,6 @@ bool scene_two_are_removed_while_ranks_connect(sim_t *sim, sim_scene_t *scene)
     scene_remove(sim, 2);
     AWAIT(sim_everybody_serves(sim));
     EXPECT(sim->ranks[0].roster.n == 2 && sim->ranks[3].roster.place == 1);
-    scene->r[0] = scene_request(sim, 0, 3, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 3, 4, 8);
     SCENE_END;
 }

@@ -15,9 +15,7 @@ bool scene_stopped_engine(sim_t *sim, sim_scene_t *scene)
     EXPECT(sim->now_ns - scene->since_ns < 1500 * LK_MS_NS);
     AWAIT_MS(3000);
     EXPECT(!pause_is_paused(group_pause(scene_group(sim, 0))));
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 

@@ -5,9 +5,7 @@ bool scene_first_request_of_all(sim_t *sim, sim_scene_t *scene)
 {
     SCENE_BEGIN;
     EXPECT(scene_steps(sim) == 0);
-    scene->r[0] = scene_request(sim, 0, (int64_t)sim->o.ranks - 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, (int64_t)sim->o.ranks - 1, 4, 8);
     EXPECT(sim->now_ns - scene->since_ns < LK_SECOND_NS);
     SCENE_END;
 }
@@ -16,9 +14,7 @@ bool scene_lost_starts(sim_t *sim, sim_scene_t *scene)
 {
     SCENE_BEGIN;
     for (scene->i = 0; scene->i < 20; scene->i++) {
-        scene->r[0] = scene_request(sim, 0, scene->i % 2, 3, 4);
-        AWAIT(scene_ended(scene->r[0]));
-        EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+        EXPECT_SERVED(0, scene->i % 2, 3, 4);
         AWAIT(scene_all_idle(sim));
     }
     SCENE_END;
@@ -123,9 +119,7 @@ bool scene_ranks_late_to_the_round(sim_t *sim, sim_scene_t *scene)
 bool scene_dense_ranks_are_independent(sim_t *sim, sim_scene_t *scene)
 {
     SCENE_BEGIN;
-    scene->r[0] = scene_request(sim, 0, 0, 4, 60);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 0, 4, 60);
     EXPECT(scene_steps(sim) == scene->posted[0]);
     EXPECT(engine_core_dummy_steps(sim->ranks[0].core) == 0);
     EXPECT(sim->now_ns - scene->since_ns <
@@ -224,9 +218,7 @@ static bool starts_late(sim_t *sim, sim_scene_t *scene, uint64_t ms)
     scene_delay(sim, SIM_LINK_HANDSHAKE, sim_node_rank(sim, 1), sim_node_coord(), ms);
     AWAIT(sim->phase == SIM_SAFETY);
     EXPECT(sim->now_ns - 1000 * LK_SECOND_NS >= ms * LK_MS_NS);
-    scene->r[0] = scene_request(sim, 0, 1, 4, 8);
-    AWAIT(scene_ended(scene->r[0]));
-    EXPECT(scene->r[0]->finish == FINISH_LENGTH);
+    EXPECT_SERVED(0, 1, 4, 8);
     SCENE_END;
 }
 
